@@ -1,0 +1,1199 @@
+#!/usr/bin/env python3
+"""Queue delivery lab: one job, four ways to deliver it, and the database rows that prove each.
+
+Run it with `demo` to watch the four cases, with `test` to check every sentence of the lesson.
+Read on from here: the queue, apply() and run_case() are the lesson; all that follows (observer,
+demo, tests, command line) only shows and checks what they do.
+"""
+
+import sys
+
+if sys.version_info < (3, 11):
+    found = ".".join(str(number) for number in sys.version_info[:3])
+    print("This lab needs Python 3.11 or later; this is Python " + found + ".", file=sys.stderr)
+    sys.exit(2)
+
+import heapq
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NamedTuple, NoReturn
+
+CASES = ("normal", "duplicate-effect", "reuse-effect", "early-ack")
+TENANT = "north"
+LEASE = 5  # ticks
+Database = str | os.PathLike[str]
+
+
+# == 1. The queue: it delivers messages, and knows nothing of what a worker does with them =========
+class StaleReceipt(Exception):
+    """An acknowledgement named a delivery that is not its message's current one."""
+
+
+class Delivery(NamedTuple):
+    """One handing-over of a message to a worker."""
+
+    receipt: str  # the delivery receipt: new for every delivery, needed to acknowledge it
+    message_id: int  # the same for every delivery of one message
+    body: str
+    attempt: int  # 1 for the first delivery of the message, then 2, 3, ...
+    expires_at: int  # the first tick at which the message may be delivered again
+
+
+class Queue:
+    """A teaching queue in memory. Time is the tick that the caller names; nothing sleeps.
+
+    A delivered message is leased to its worker for `lease` ticks. Acknowledged in time, it is
+    settled for good. Otherwise the lease lapses by itself and the message is ready again: from
+    a worker's silence a queue cannot tell whether the work was done.
+
+    Ticks given to one queue must never run back. `lease` under 1 tick raises ValueError.
+    """
+
+    def __init__(self, lease: int = LEASE) -> None:
+        if lease < 1:
+            raise ValueError(f"lease must be at least 1 tick, not {lease}")
+        self._lease = lease
+        self._newest: dict[int, Delivery] = {}  # by message id; attempt 0: not delivered yet
+        self._delivered: dict[str, Delivery] = {}  # by delivery receipt
+        self._settled: set[int] = set()
+        self._line: list[tuple[int, int]] = []  # heap of (available from tick, message id)
+
+    def send(self, body: str, *, now: int = 0) -> int:
+        """Take in a message, ready from tick `now`. Returns its message id."""
+        message_id = len(self._newest) + 1
+        self._newest[message_id] = Delivery("", message_id, body, 0, now)
+        heapq.heappush(self._line, (now, message_id))
+        return message_id
+
+    def receive(self, *, now: int) -> Delivery | None:
+        """Deliver the message that has been ready longest (of equals, the one sent first).
+
+        It is in flight until tick `now + lease`. Returns None when no message is ready.
+        """
+        while self._line and self._line[0][0] <= now:
+            _, message_id = heapq.heappop(self._line)
+            if message_id in self._settled:
+                continue
+            _, _, body, attempts, _ = self._newest[message_id]
+            receipt, expires_at = f"delivery-{len(self._delivered) + 1}", now + self._lease
+            delivery = Delivery(receipt, message_id, body, attempts + 1, expires_at)
+            self._newest[message_id] = self._delivered[receipt] = delivery
+            heapq.heappush(self._line, (expires_at, message_id))
+            return delivery
+        return None
+
+    def ack(self, receipt: str, *, now: int) -> None:
+        """Acknowledge a delivery: its message is settled and never delivered again.
+
+        Raises StaleReceipt, and changes nothing, unless `receipt` names the message's current
+        delivery at tick `now`.
+        """
+        delivery = self._delivered.get(receipt)
+        if (
+            delivery is None  # unknown
+            or delivery != self._newest[delivery.message_id]  # superseded by a newer one
+            or delivery.expires_at <= now  # lapsed
+            or delivery.message_id in self._settled
+        ):
+            raise StaleReceipt(f"stale_receipt: {receipt!r} is no current delivery at tick {now}")
+        self._settled.add(delivery.message_id)
+
+    def state(self, message_id: int, *, now: int) -> str:
+        """Returns "ready", "in_flight" or "settled" as of tick `now`. Unknown id: KeyError."""
+        newest = self._newest[message_id]
+        if message_id in self._settled:
+            return "settled"
+        return "ready" if newest.expires_at <= now else "in_flight"
+
+
+# == 2. The database: where the work itself is kept, and the receipt that proves it ================
+class OperationConflict(Exception):
+    """A used operation key came with different work. Nothing was written."""
+
+
+class Applied(NamedTuple):
+    """What apply() did: "created" a draft, or "reused" the one recorded before."""
+
+    status: str
+    draft_id: int
+
+
+@contextmanager
+def connect(database: Database) -> Iterator[sqlite3.Connection]:
+    """A connection that waits for other writers; closing it undoes what was not committed."""
+    connection = sqlite3.connect(database, timeout=30, isolation_level=None)
+    try:
+        connection.execute("PRAGMA foreign_keys = ON")
+        yield connection
+    finally:
+        connection.close()
+
+
+def create_database(path: Database) -> None:
+    """Make the file and its two tables; what exists already stays as it is.
+
+    A draft is the effect, the work that somebody wanted done. An effect receipt proves that the
+    draft of one operation key (tenant and operation) is committed, and for which payload.
+    """
+    with connect(path) as db:
+        db.executescript("""
+            CREATE TABLE IF NOT EXISTS drafts (
+                id INTEGER PRIMARY KEY,
+                tenant TEXT NOT NULL,
+                operation TEXT NOT NULL,
+                payload TEXT NOT NULL
+            );
+            CREATE TABLE IF NOT EXISTS receipts (
+                tenant TEXT NOT NULL,
+                operation TEXT NOT NULL,
+                payload TEXT NOT NULL,
+                draft_id INTEGER NOT NULL REFERENCES drafts (id),
+                PRIMARY KEY (tenant, operation)
+            );
+        """)
+
+
+def apply(
+    database: Database, *, tenant: str, operation: str, payload: str, reuse: bool = True
+) -> Applied:
+    """Write the draft `payload` for the operation key (tenant, operation), as one worker would.
+
+    The two moments of every job, and the gap between them:
+
+        worker                     database                      queue
+          |                           |                            |
+          |-- draft, effect receipt ->|                            |
+          |-- COMMIT ---------------->|  1. DATABASE COMMIT        |
+          |                           |     both rows, or neither  |
+          X  stops here: the work is done, and the queue cannot know
+          |                           |                            |
+          |-- ack(delivery receipt) ------------------------------>|  2. ACKNOWLEDGEMENT
+
+    With reuse=True, the safe path, it looks for the effect receipt of the key first. None: draft
+    and effect receipt are written in one transaction ("created"). Same payload: nothing is
+    written, the recorded draft is returned ("reused"). Another payload: OperationConflict.
+    With reuse=False, the unprotected path, it writes a draft without looking, and no receipt.
+
+    TypeError or ValueError names an argument that is not a str, is empty, or cannot be stored,
+    before the database is touched. Whatever is raised, the database stays as it was.
+    """
+    _require_text(tenant=tenant, operation=operation, payload=payload)
+    os.stat(database)  # a mistyped path is an error: SQLite would make an empty file of it
+    with connect(database) as db:
+        # From the look to the commit nobody else may write, or two workers could both find
+        # no receipt. IMMEDIATE makes the second one wait here, before it looks.
+        db.execute("BEGIN IMMEDIATE")
+        if reuse:
+            receipt = db.execute(
+                "SELECT payload, draft_id FROM receipts WHERE tenant = ? AND operation = ?",
+                (tenant, operation),
+            ).fetchone()
+            if receipt is not None:
+                recorded_payload, draft_id = receipt
+                if recorded_payload != payload:
+                    key = f"{tenant} / {operation}"
+                    raise OperationConflict(f"operation_conflict: {key} stands for other work")
+                return Applied("reused", draft_id)
+        db.execute(
+            "INSERT INTO drafts (tenant, operation, payload) VALUES (?, ?, ?)",
+            (tenant, operation, payload),
+        )
+        (draft_id,) = db.execute("SELECT last_insert_rowid()").fetchone()
+        if reuse:
+            db.execute(
+                "INSERT INTO receipts (tenant, operation, payload, draft_id) VALUES (?, ?, ?, ?)",
+                (tenant, operation, payload, draft_id),
+            )
+        db.execute("COMMIT")  # not reached after an exception: closing then rolls back
+        return Applied("created", draft_id)
+
+
+def _require_text(**arguments: str) -> None:
+    for name, value in arguments.items():
+        if not isinstance(value, str):
+            raise TypeError(f"{name} must be a str, not {type(value).__name__}")
+        if not value:
+            raise ValueError(f"{name} must not be empty")
+        if value.encode("utf-8", "ignore").decode("utf-8") != value:
+            raise ValueError(f"{name} holds a lone surrogate, which SQLite cannot store")
+
+
+# == 3. The four cases: the story of one job. Edit it, and run the demo again ======================
+def run_case(case: str, database: Database) -> Iterator["Event"]:
+    """Play one of CASES (else: ValueError) over the file `database`; an Event after each step.
+
+    What apply() cannot take, it refuses here as well, and with the same errors.
+    """
+    if case not in CASES:
+        raise ValueError(f"unknown case {case!r}: choose from {', '.join(CASES)}")
+    safe = case in ("normal", "reuse-effect")
+    create_database(database)
+    queue = Queue()
+
+    # The producer asks for one draft, and its message names the operation. What the workers make
+    # of the message is spelled out in the two calls of apply(), so that you can change it.
+    now = 0
+    body = f"{TENANT} / J-12:draft:v1"
+    observe = Observer(case, database, queue, queue.send(body, now=now)).observe
+    yield observe(now, "producer", "sends a message", body)
+
+    # First delivery.
+    delivery = queue.receive(now=now)
+    yield observe(now, "worker A", "asks the queue for work", delivery)
+    if delivery is None:
+        return
+    now = 1
+    if case == "early-ack":  # worker A acknowledges first, and stops before it writes
+        queue.ack(delivery.receipt, now=now)
+        yield observe(now, "worker A", "acknowledges", delivery)
+        now = 2
+        yield observe(now, "worker A", "stops")
+        now = 5
+        yield observe(now, "worker B", "asks the queue for work", queue.receive(now=now))
+        return
+    outcome = apply(
+        database,
+        tenant=TENANT,
+        operation="J-12:draft:v1",
+        payload="replace the pump seal",
+        reuse=safe,
+    )
+    yield observe(now, "worker A", "calls apply()", outcome)
+    now = 2
+    if case == "normal":
+        queue.ack(delivery.receipt, now=now)
+        yield observe(now, "worker A", "acknowledges", delivery)
+        return
+
+    # Worker A stops after its database commit and before its acknowledgement. All that the
+    # queue notices is silence, until the lease lapses.
+    yield observe(now, "worker A", "stops")
+    now = 4
+    yield observe(now, "worker B", "asks the queue for work", queue.receive(now=now))
+    now = 5
+    yield observe(now, "time", "passes")
+
+    # Second delivery. Worker B knows nothing of worker A: it does what the message says.
+    delivery = queue.receive(now=now)
+    yield observe(now, "worker B", "asks the queue for work", delivery)
+    if delivery is None:
+        return
+    now = 6
+    try:
+        outcome = apply(
+            database,
+            tenant=TENANT,
+            operation="J-12:draft:v1",  # EDIT POINT 1: "J-12:draft:v2", a key made anew
+            payload="replace the pump seal",  # EDIT POINT 2: "different draft", a changed order
+            reuse=safe,
+        )
+    except OperationConflict as conflict:  # not to be acknowledged: the work is not done
+        yield observe(now, "worker B", "calls apply()", conflict)
+        return
+    yield observe(now, "worker B", "calls apply()", outcome)
+    now = 7
+    queue.ack(delivery.receipt, now=now)
+    yield observe(now, "worker B", "acknowledges", delivery)
+
+
+# == 4. The observer: numbers the steps, reads both sides back, finds the words ====================
+
+Row = tuple[int, str, str, str]  # draft id, tenant, operation, payload
+
+
+class Event(NamedTuple):
+    """One step of a case, and what anybody could read right after it."""
+
+    case: str
+    step: int  # 1, 2, ...
+    tick: int
+    actor: str
+    tried: str  # what the actor does, whatever comes of it
+    action: str  # send, deliver, refuse, lapse, commit, reuse, conflict, stop or ack
+    detail: str  # what came of it
+    message: str  # the message's state: ready, in_flight or settled
+    deliveries: int  # of the message so far
+    drafts: int  # rows committed so far
+    receipts: int  # effect receipts (never delivery receipts): rows committed so far
+
+
+def committed(database: Database) -> tuple[list[Row], list[Row]]:
+    """Drafts and effect receipts, read through a new connection: what anybody could see by now."""
+    with connect(database) as db:
+        drafts = db.execute("SELECT id, tenant, operation, payload FROM drafts")
+        receipts = db.execute("SELECT draft_id, tenant, operation, payload FROM receipts")
+        return sorted(drafts), sorted(receipts)
+
+
+class Observer:
+    """Turns what an actor tried, and what came of it, into an Event."""
+
+    def __init__(self, case: str, database: Database, queue: Queue, message_id: int) -> None:
+        self.case, self.database, self.queue, self.message_id = case, database, queue, message_id
+        self.step = self.deliveries = self.receipts = self.leased_until = 0
+
+    def observe(self, now: int, actor: str, tried: str, result: object = None) -> Event:
+        """The Event after `actor` tried something at tick `now` and got `result` back."""
+        state = self.queue.state(self.message_id, now=now)
+        drafts, receipts = committed(self.database)
+        proof = "with its" if len(receipts) > self.receipts else "and no"
+        self.step, self.receipts = self.step + 1, len(receipts)
+        if isinstance(result, Delivery) and tried != "acknowledges":
+            self.deliveries, self.leased_until = result.attempt, result.expires_at
+        lease = f"leased until tick {self.leased_until}"
+
+        if tried == "sends a message":
+            action, detail = "send", f"sends message {self.message_id}: {result}"
+        elif tried == "acknowledges" and isinstance(result, Delivery):
+            action, detail = "ack", f"ACKNOWLEDGES {result.receipt}"
+        elif tried == "stops":
+            missing = "writes" if state == "settled" else "acknowledges"
+            action, detail = "stop", f"STOPS before it {missing}"
+        elif tried == "passes":
+            action, detail = "lapse", f"passes: the message is {state.replace('_', ' ')}"
+        elif isinstance(result, Delivery):
+            action, detail = "deliver", f"gets {result.receipt}, {lease}"
+        elif isinstance(result, OperationConflict):
+            action, detail = "conflict", "is REFUSED: operation_conflict"
+        elif isinstance(result, Applied) and result.status == "reused":
+            action, detail = "reuse", f"REPLAYS draft {result.draft_id}: effect receipt found"
+        elif isinstance(result, Applied):
+            action, detail = "commit", f"COMMITS draft {result.draft_id} {proof} effect receipt"
+        else:
+            nothing = "the message is settled" if state == "settled" else lease
+            action, detail = "refuse", f"gets nothing: {nothing}"
+        counts = self.deliveries, len(drafts), len(receipts)
+        return Event(self.case, self.step, now, actor, tried, action, detail, state, *counts)
+
+
+# == 5. The demo: all cases run first; then their events are shown, asked about, reported ==========
+
+import argparse
+import errno
+import io
+import json
+import re
+import tempfile
+import traceback
+from functools import partial
+from pathlib import Path
+from textwrap import wrap
+
+PYTHON = sys.version.split()[0]
+VERSIONS = f"fde-queue-delivery-lab 1.0, Python {PYTHON}, SQLite {sqlite3.sqlite_version}"
+TWICE = (
+    "Worker A takes the message, {how}, and stops before it acknowledges. Worker B asks for work"
+    " before and after the lease ends. If it gets the message, it {how}, too, and acknowledges."
+)
+PLOTS = {  # what the workers do, and nothing of what comes of it
+    "normal": "Worker A takes the message, writes the safe way, and acknowledges.",
+    "duplicate-effect": TWICE.format(how="writes without looking"),
+    "reuse-effect": TWICE.format(how="writes the safe way"),
+    "early-ack": "Worker A takes the message, acknowledges at once, and stops before it writes."
+    " Worker B asks for work when a lease would have ended.",
+}
+INTRODUCTION = (
+    "The safe way to write: look for the effect receipt of the operation key; if there is none,"
+    " commit the draft together with its effect receipt. It proves the draft; a delivery receipt"
+    " (delivery-1, ...) only names one delivery. The row marked > decides the case."
+)
+QUESTIONS = (
+    "Which component recognised the repeated delivery, and from what evidence? Name the row.",
+    "Between which two moments did the worker stop? What could the queue know of each?",
+    "If the effect were an e-mail through another company's API, and the worker timed out after"
+    " asking for it: what is unknown, and how would you reconcile the ORIGINAL operation?",
+    "When must a human decide, who is it, and what do they need to see?",
+)
+COUNTS = {str(count): str(count) for count in range(100)}
+STATES = {key: state for state in ("ready", "in flight", "settled") for key in (state[0], state)}
+
+
+class LabError(Exception):
+    """What could not be done, and the way out, in one line."""
+
+
+def plain(text: str, width: int = 9999) -> str:
+    """One line of printable ASCII, cut to `width`; any other character as a backslash escape."""
+    text = re.sub(r"[^ -~]", lambda found: ascii(found[0])[1:-1], text)
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def coded(text: str, prefix: str) -> str:
+    """The text with all possible markup as character codes: "&#" for Markdown, "#" for Mermaid."""
+    safe = plain(text, 120)
+    return re.sub(r"[^A-Za-z0-9 .,:/()-]", lambda found: f"{prefix}{ord(found[0])};", safe)
+
+
+def say(*lines: str, end: str = "\n", err: bool = False) -> None:
+    """Write to the console: nothing else in this file does. What ends no line is flushed.
+
+    Raises BrokenPipeError when the reader has gone, LabError when the output cannot be written.
+    """
+    stream = sys.stderr if err else sys.stdout
+    try:
+        print(*map(plain, lines), sep="\n", end=end, file=stream, flush=not end)
+    except (OSError, ValueError) as error:
+        with suppress(OSError, ValueError, AttributeError):  # what is buffered goes nowhere now
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        windows_pipe = os.name == "nt" and getattr(error, "errno", None) == errno.EINVAL
+        if isinstance(error, BrokenPipeError) or windows_pipe:
+            raise BrokenPipeError from None
+        raise LabError(f"the output cannot be written: {error}") from None
+
+
+class Quiz:
+    """Asks, compares and counts. Enter skips a question; the end of input skips the rest."""
+
+    def __init__(self) -> None:
+        self.answered, self.right, self.more = 0, 0, True  # more: input to come
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            with suppress(ValueError):  # closed, or read from before
+                sys.stdin.reconfigure(errors="replace")
+
+    def ask(self, question: str, answers: dict[str, str]) -> str:
+        """Ask until the answer is one of `answers`. Returns its value, "" when skipped."""
+        prompt = f"  {question}? "
+        while self.more:
+            say(prompt, end="")
+            try:
+                line = sys.stdin.readline()
+                echoed = line.endswith("\n") and sys.stdin.isatty()
+            except (AttributeError, OSError, ValueError):  # no standard input, or a closed one
+                line, echoed = "", False
+            self.more = bool(line)
+            if not echoed:
+                say()
+            given = line.strip().lower().replace("_", " ")
+            if not given or given in answers:
+                return answers.get(given, "")
+            wanted = "a number from 0 to 99" if answers is COUNTS else "r, i or s"
+            prompt = f"  That is not {wanted}. {question}? "
+        return ""
+
+    def check(self, what: str, answer: str, observed: object, where: str) -> None:
+        """Compare an answer with what was observed, and say so; a skipped one is not scored."""
+        if answer:
+            right = answer == str(observed)
+            say(f"  {what} {answer}: {'right' if right else f'no, {observed}; see {where}'}")
+            self.answered += 1
+            self.right += right
+
+
+class Outcome(NamedTuple):
+    """One case after its run: a row of the closing table, and what stands behind it."""
+
+    case: str
+    deliveries: int
+    effects: int
+    message: str
+    conclusion: str  # once, duplicated, lost, two actions, pending or conflict
+    sentence: str
+    decisive: Event
+    events: list[Event]
+    rows: tuple[list[Row], list[Row]]  # drafts, effect receipts
+
+    def trace(self) -> Iterator[tuple[str, int, str, str, int, int]]:
+        """Mark, tick, event, message state, drafts and effect receipts of each event."""
+        for event in self.events:
+            mark, state = ">" if event is self.decisive else " ", event.message.replace("_", " ")
+            text = f"{event.actor} {event.detail}"
+            yield mark, event.tick, text, state, event.drafts, event.receipts
+
+    def evidence(self) -> list[str]:
+        """What is committed now, a row of the database on each line."""
+        lines = []
+        for what, rows in zip(("draft", "effect receipt of draft"), self.rows, strict=True):
+            for number, tenant, operation, payload in rows:
+                key = plain(f"{tenant} / {operation}", 24)
+                lines.append(f"  {f'{what} {number}':<25} {key:<24} {plain(ascii(payload), 26)}")
+        return lines or ["  no draft, and no effect receipt"]
+
+    def diagram(self) -> list[str]:
+        """The events that happened, as a Mermaid sequence diagram."""
+        acting = [event.actor for event in self.events if event.action != "lapse"]
+        actors = list(dict.fromkeys(acting))
+        lines = [f"participant A{n} as {coded(actor, '#')}" for n, actor in enumerate(actors)]
+        lines = [*lines[:1], "participant Q as queue", *lines[1:], "participant D as database"]
+        for event in self.events:
+            me = f"A{actors.index(event.actor)}" if event.actor in actors else "Q"
+            arrow = {
+                "send": f"{me}->>Q",
+                "deliver": f"Q->>{me}",
+                "refuse": f"Q--x{me}",
+                "lapse": "Note over Q",
+                "commit": f"{me}->>D",
+                "reuse": f"D-->>{me}",
+                "conflict": f"D--x{me}",
+                "stop": f"{me}--xD" if event.message == "settled" else f"{me}--xQ",
+                "ack": f"{me}->>Q",
+            }[event.action]
+            text = coded(f"tick {event.tick}: {event.actor} {event.detail}", "#")
+            lines.append(f"{arrow}: {text}")
+            if "D" in arrow and event.action != "stop":
+                counts = f"drafts {event.drafts}, effect receipts {event.receipts}"
+                lines.append(f"Note over D: {counts}")
+        return ["```mermaid", "sequenceDiagram", *(f"    {line}" for line in lines), "```"]
+
+
+def conclude(events: list[Event], drafts: list[Row]) -> tuple[str, str, Event]:
+    """The conclusion in a word and in a sentence, and the event that decided it."""
+    last = events[-1]
+    write = [last, *(event for event in events if event.action in ("commit", "reuse"))][-1]
+    refused = [event for event in events if event.action == "conflict"]
+    settled = [event for event in events if event.message == "settled"]
+    keys = [draft[1:3] for draft in drafts]
+    most = max(map(keys.count, keys), default=0)
+    message = f"The message is {last.message.replace('_', ' ')}, and"
+    if refused:
+        return "conflict", f"{message} somebody must decide which work was meant.", refused[0]
+    if not settled:
+        return "pending", f"{message} nobody has acknowledged it in time.", last
+    if not drafts:
+        return "lost", f"{message} no draft exists: nobody will be asked again.", settled[0]
+    if most > 1:
+        return "duplicated", f"{message} {most} drafts of one operation key exist.", write
+    if len(drafts) > 1:
+        return "two actions", f"{message} {len(drafts)} operation keys have a draft each.", write
+    how = f": {write.actor} found its effect receipt" if write.action == "reuse" else ""
+    return "once", f"{message} one draft exists{how}.", write
+
+
+def play(case: str, folder: Path) -> Outcome:
+    """Run one case on a database of its own in `folder`. LabError says where an edit went wrong."""
+    database = folder / f"{case}.sqlite3"
+    try:
+        events = list(run_case(case, database))
+        rows = committed(database)
+        last, state = events[-1], events[-1].message.replace("_", " ")
+        found = conclude(events, rows[0])
+        return Outcome(case, last.deliveries, len(rows[0]), state, *found, events, rows)
+    except Exception as error:
+        calls = traceback.extract_tb(error.__traceback__)
+        lines = [str(call.lineno) for call in calls if call.name == "run_case"]
+        where = f"{', line '.join(['run_case', *lines])}; databases in {folder.parent}"
+        raise LabError(f"{case}: {type(error).__name__}: {error} ({where})") from error
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """Create the file with that content, or leave nothing; a file that is there is not touched."""
+    with ExitStack() as undo, open(path, "xb") as file:
+        undo.callback(path.unlink)
+        file.write(content)
+        file.flush()
+        undo.pop_all()
+
+
+def play_all(cases: Sequence[str], keep: Path | None, report_to: Path | None) -> list[Outcome]:
+    """Run the cases in a temporary folder. Keeps all their databases, or after a failure none."""
+    kept = [keep / f"{case}.sqlite3" for case in cases] if keep else []
+    with ExitStack() as undo:
+        for folder in reversed([keep, *keep.parents] if keep else []):
+            if not folder.exists():
+                folder.mkdir()
+                undo.callback(folder.rmdir)
+        for path in [*kept, *([report_to] if report_to else [])]:
+            write_new(path, b"")  # refused now, rather than after all questions
+            path.unlink()
+        with tempfile.TemporaryDirectory(prefix="queue-lab-") as scratch:
+            outcomes = [play(case, Path(scratch)) for case in cases]
+            for path in kept:
+                write_new(path, Path(scratch, path.name).read_bytes())
+                undo.callback(path.unlink)
+        undo.pop_all()
+    return outcomes
+
+
+def tell(outcome: Outcome, quiz: Quiz, step: bool, predicted: tuple[str, str]) -> None:
+    """One case: its trace (step by step: each row is asked about first), evidence, conclusion."""
+    say(*wrap(PLOTS[outcome.case], 78), f"{'':53}message    saved   effect")
+    say(f"{'tick event':53}state     drafts receipts")
+    for event, (mark, tick, text, *counts) in zip(outcome.events, outcome.trace(), strict=True):
+        if step:
+            say(f"  tick {tick}: {event.actor} {event.tried}")
+            state = quiz.ask("Message r(eady), i(n flight) or s(ettled)", STATES)
+            drafts = quiz.ask("Saved drafts", COUNTS)
+            quiz.check("message", state, counts[0], "the next row")
+            quiz.check("saved drafts", drafts, counts[1], "the next row")
+        say("{}{:>3} {:<48} {:<9} {:>6} {:>8}".format(mark, tick, plain(text, 48), *counts))
+    found = f"{outcome.case}: {outcome.conclusion.upper()}. {outcome.sentence}"
+    say("committed in the database now:", *outcome.evidence(), *wrap(found, 78))
+    ticks = " and ".join(str(event.tick) for event in outcome.events if event.action == "deliver")
+    quiz.check("predicted deliveries", predicted[0], outcome.deliveries, f"tick {ticks}")
+    where = f"the row marked > at tick {outcome.decisive.tick}"
+    quiz.check("predicted saved drafts", predicted[1], outcome.effects, where)
+
+
+def table(head: str, rows: Iterable[tuple[object, ...]]) -> list[str]:
+    """A Markdown table whose cells show what they hold, whatever it is."""
+    cells = [" | ".join(coded(str(cell), "&#") for cell in row) for row in rows]
+    return ["", f"| {head} |", "|---" * (head.count("|") + 1) + "|", *(f"| {c} |" for c in cells)]
+
+
+def report(outcomes: list[Outcome], predictions: dict[str, tuple[str, str]], quiz: Quiz) -> str:
+    """The Markdown document for the engineer who takes over."""
+    parts = ["# Queue delivery lab report", "", f"{VERSIONS}, {sys.platform}"]
+    head = "case | deliveries | saved effects | predicted deliveries | predicted effects"
+    results = [(*done[:3], *predictions[done.case], *done[3:5]) for done in outcomes]
+    parts += table(f"{head} | message | conclusion", results)
+    if quiz.answered:
+        parts += ["", f"{quiz.right} of {quiz.answered} predictions right."]
+    for done in outcomes:
+        parts += ["", f"## {done.case}: {done.conclusion}", "", PLOTS[done.case]]
+        parts += table(" | tick | event | message | drafts | effect receipts", done.trace())
+        parts += ["", "Committed in the database:", "", "```text", *done.evidence(), "```", ""]
+        parts += [*done.diagram(), "", coded(done.sentence, "&#")]
+    parts += ["", "## Questions for you", *(f"\n{text}\n\nAnswer:\n" for text in QUESTIONS)]
+    return "\n".join(parts)
+
+
+def demo(options: argparse.Namespace) -> None:
+    """Run the cases, then show them: nothing is printed or asked before all have run."""
+    cases = list(dict.fromkeys(options.cases or CASES))
+    outcomes = play_all(cases, options.keep, options.report)
+    quiz, note = Quiz(), partial(say, err=options.json)
+    predictions = dict.fromkeys(cases, ("", ""))
+    if options.json:
+        say(*(json.dumps(event._asdict()) for outcome in outcomes for event in outcome.events))
+    else:
+        say(*wrap(INTRODUCTION, 78), "")
+        for number, case in enumerate(cases if options.predict else [], start=1):
+            say(*wrap(f"Story {number} of {len(cases)}. {PLOTS[case]}", 78))
+            deliveries = quiz.ask("How often is the message delivered", COUNTS)
+            predictions[case] = deliveries, quiz.ask("How many drafts are saved in the end", COUNTS)
+            say()
+        for number, outcome in enumerate(outcomes, start=1):
+            title = f"case {number} of {len(outcomes)}" if options.step else outcome.case
+            say(f"--- {title} ".ljust(79, "-"))
+            tell(outcome, quiz, options.step, predictions[outcome.case])
+            say()
+        head = ("case", "deliveries", "saved effects", "message", "conclusion")
+        rows = [head, *(outcome[:5] for outcome in outcomes)]
+        say(*("{:<17} {:>10} {:>13}  {:<9}  {}".format(*row) for row in rows))
+        if options.predict or options.step:
+            say(f"{quiz.right} of {quiz.answered} predictions right")
+    if options.keep:
+        fullest = max(outcomes, key=lambda outcome: sum(map(len, outcome.rows)))
+        path = (options.keep / f"{fullest.case}.sqlite3").as_posix()
+        # Other characters as escapes, which every shell leaves alone and Python's literal undoes.
+        path = re.sub(r"[^A-Za-z0-9/._: -]", lambda found: f"\\U{ord(found[0]):08x}", path)
+        code = f"import sqlite3; print(*sqlite3.connect('{path}').iterdump(), sep='\\n')"
+        note(f"the databases are kept in {options.keep}; look inside with, for example:")
+        note(f'  {"py" if os.name == "nt" else "python3"} -c "{code}"')
+    if options.report:
+        write_new(options.report, report(outcomes, predictions, quiz).encode("ascii"))
+        note(f"report written to {options.report}")
+
+
+# == 6. The tests: what the lesson says, sentence by sentence ======================================
+
+import copy
+import inspect
+import subprocess
+import unittest
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from functools import lru_cache
+from types import ModuleType
+
+WORK: Any = {"tenant": "north", "operation": "J-12:draft:v1", "payload": "a draft"}
+TWICE_DELIVERED = "0 send, 0 deliver, 1 commit, 2 stop, 4 refuse, 5 lapse, 5 deliver, 6"
+PUBLISHED = {  # tick and action of each event: deliveries, drafts, effect receipts, message
+    "normal": "0 send, 0 deliver, 1 commit, 2 ack: 1, 1, 1, settled",
+    "duplicate-effect": f"{TWICE_DELIVERED} commit, 7 ack: 2, 2, 0, settled",
+    "reuse-effect": f"{TWICE_DELIVERED} reuse, 7 ack: 2, 1, 1, settled",
+    "early-ack": "0 send, 0 deliver, 1 ack, 2 stop, 5 refuse: 1, 0, 0, settled",
+}
+
+
+@lru_cache(maxsize=None)
+def deviation(story: Any) -> str:
+    """Where a story leaves the published table, and how; empty when it does not."""
+    for case, published in PUBLISHED.items():
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                *_, last = events = list(story(case, Path(folder, "work.sqlite3")))
+                seen = ", ".join(f"{event.tick} {event.action}" for event in events)
+                seen += f": {last.deliveries}, {last.drafts}, {last.receipts}, {last.message}"
+            except Exception as error:
+                seen = f"{type(error).__name__}: {error}"
+        if seen != published:
+            return f"run_case() is edited, see {case}:\npublished {published}\nseen      {seen}"
+    return ""
+
+
+class LabTest(unittest.TestCase):
+    def setUp(self) -> None:
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.database = self.folder / "work.sqlite3"
+        create_database(self.database)
+        self.apply = partial(apply, self.database, **WORK)
+
+    @contextmanager
+    def edited(self, name: str, literal: str, number: int = 1) -> Iterator[None]:
+        """run_case() with a literal changed: in its second call of apply(), or where asked for."""
+        source, published, names = inspect.getsource(run_case), run_case, dict(globals())
+        at = list(re.finditer(rf"\b{name}( ?= ?)(\d+|(['\"]).*?\3)", source))[number]
+        exec(f"{source[: at.start()]}{name}{at[1]}{literal}{source[at.end() :]}", names)
+        globals()["run_case"] = names["run_case"]
+        try:
+            yield
+        finally:
+            globals()["run_case"] = published
+
+    def lab(self, line: str, *paths: Path, typed: str = "") -> Any:
+        """Exit status, standard output and standard error of a command line."""
+        self.addCleanup(setattr, sys, "stdin", sys.stdin)
+        sys.stdin = io.StringIO(typed)
+        with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+            try:
+                status: Any = main([*line.split(), *map(str, paths)])
+            except SystemExit as leaving:
+                status = leaving.code
+        return status, out.getvalue(), err.getvalue()
+
+
+class Lesson1Queue(LabTest):
+    def test_lease_boundary_nothing_at_tick_4_and_a_second_delivery_at_tick_5(self) -> None:
+        queue = Queue()
+        message_id = queue.send("job")
+        self.assertEqual(queue.receive(now=0), ("delivery-1", message_id, "job", 1, 5))
+        self.assertIsNone(queue.receive(now=4))
+        states = [queue.state(message_id, now=now) for now in (4, 5)]
+        self.assertEqual(states, ["in_flight", "ready"])
+        self.assertEqual(queue.receive(now=5), ("delivery-2", message_id, "job", 2, 10))
+
+    def test_late_acknowledgement_by_a_slow_worker_settles_nothing(self) -> None:
+        queue: Any = Queue()
+        queue.send("job")
+        slow = queue.receive(now=0).receipt
+        for now, receipt in ((0, "unknown"), (5, slow), (6, slow), (9, "delivery-2")):
+            state = queue.state(1, now=now)
+            self.assertRaisesRegex(StaleReceipt, "^stale_receipt", queue.ack, receipt, now=now)
+            self.assertEqual(queue.state(1, now=now), state)
+            queue.receive(now=now)  # from tick 5 on, the second delivery
+            if now == 6:
+                queue.ack("delivery-2", now=9)
+        self.assertEqual((queue.receive(now=99), queue.state(1, now=99)), (None, "settled"))
+
+    def test_message_that_waits_longest_comes_first_and_none_is_lost(self) -> None:
+        queue: Any = Queue(lease=3)
+        ids = [queue.send("job", now=tick) for tick in (2, 0, 0, 1, 4)]
+        given = [queue.receive(now=now) for now in (1, 1, 1, 1, 4, 4, 4, 4, 4, 4)]
+        order = [delivery and delivery.message_id for delivery in given]
+        self.assertEqual(order, [*ids[1:4], None, *ids, None])
+        self.assertRaises(KeyError, queue.state, 6, now=4)
+
+    def test_longer_lease_delays_the_second_delivery_and_does_not_prevent_it(self) -> None:
+        for lease in (1, 5, 500):
+            queue = Queue(lease)
+            queue.send("job")
+            given = [bool(queue.receive(now=tick)) for tick in (0, lease - 1, lease)]
+            self.assertEqual(given, [True, False, True])
+        self.assertRaises(ValueError, Queue, lease=0)
+
+
+class Lesson2Effect(LabTest):
+    WORKER = """if True:  # a process with the lesson's part of this file, mortal if told so
+        import functools, os, signal, sqlite3, sys
+        source, database, dies_after = sys.argv[1:]
+        class Mortal(sqlite3.Connection):
+            def execute(self, sql, *values):
+                result = super().execute(sql, *values)
+                if sql.startswith(dies_after):
+                    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+                return result
+        sqlite3.connect = functools.partial(sqlite3.connect, factory=Mortal)
+        lab = {"__name__": "lab"}
+        exec(open(source).read().split("class Event(")[0], lab)
+        print("ready", flush=True)
+        work = {"tenant": "north", "operation": "J-12:draft:v1", "payload": "a draft"}
+        print(*lab["apply"](database, **work))
+    """
+
+    def worker(self, database: Path, dies_after: str = "nothing") -> Any:
+        command = [sys.executable, "-ISc", self.WORKER, __file__, str(database), dies_after]
+        return self.enterContext(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+
+    def test_receipt_rolls_back_with_effect(self) -> None:
+        for action in ("ABORT", "ROLLBACK"):  # with ROLLBACK, SQLite ends the transaction itself
+            with connect(self.database) as db:
+                stop = f"BEGIN SELECT RAISE({action}, 'in between'); END"
+                db.execute(f"CREATE TRIGGER stop BEFORE INSERT ON receipts {stop}")
+            before = committed(self.database)
+            with self.assertRaisesRegex(sqlite3.IntegrityError, "^in between$"):
+                self.apply(operation=action)
+            self.assertEqual(committed(self.database), before)
+            with connect(self.database) as db:
+                db.execute("DROP TRIGGER stop")
+            self.assertEqual(self.apply(operation=action).status, "created")
+
+    def test_same_key_means_the_same_work_to_the_letter_or_a_conflict(self) -> None:
+        texts = "caf\u00e9", "cafe\u0301", "CAF\u00c9", "caf\u00e9 ", "caf\u00e9\0", "caf\u00e9\0x"
+        keys: Any = [{name: text} for name in ("tenant", "operation") for text in texts]
+        for status in ("created", "reused"):
+            made = [self.apply(payload=texts[0], **key) for key in keys]
+            self.assertEqual(made, [(status, number) for number in range(1, 13)])
+        before = committed(self.database)
+        self.assertEqual(*before)
+        for text in texts[1:]:
+            with self.assertRaisesRegex(OperationConflict, "^operation_conflict"):
+                self.apply(payload=text, **keys[0])
+        self.assertEqual(committed(self.database), before)
+        self.assertEqual(self.apply(payload=texts[1], reuse=False, **keys[0]).status, "created")
+
+    def test_what_is_no_text_is_refused_before_the_database_is_touched(self) -> None:
+        nowhere = self.folder / "nowhere.sqlite3"
+        work_nowhere = partial(apply, nowhere, **WORK)
+        for name in WORK:
+            for value in (7, None, b"x", "", "\ud800"):
+                error = ValueError if isinstance(value, str) else TypeError
+                self.assertRaisesRegex(error, f"^{name} ", work_nowhere, **{name: value})
+        self.assertRaises(FileNotFoundError, work_nowhere)
+        self.assertFalse(nowhere.exists())
+
+    def test_schema_forbids_a_second_receipt_and_one_without_its_draft_and_gaps(self) -> None:
+        self.apply()
+        create_database(self.database)  # once more: changes nothing
+        before = committed(self.database)
+        receipt: Any = {**WORK, "tenant": "south", "draft_id": before[0][0][0]}
+        bad = [{**receipt, **WORK}, {**receipt, "draft_id": 2}]
+        bad += [{**good, name: None} for good in (WORK, receipt) for name in good]
+        for row in bad:
+            table = "receipts" if "draft_id" in row else "drafts"
+            with self.assertRaises(sqlite3.IntegrityError), connect(self.database) as db:
+                names, marks = ", ".join(row), ", ".join("?" * len(row))
+                db.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", [*row.values()])
+        self.assertEqual(committed(self.database), before)
+
+    def test_plain_begin_lets_both_look_and_then_refuses_one_at_once(self) -> None:
+        with connect(self.database) as one, connect(self.database) as other:
+            for db in (one, other):
+                db.execute("BEGIN")
+                self.assertEqual(db.execute("SELECT * FROM receipts").fetchall(), [])
+            write = "INSERT INTO drafts (tenant, operation, payload) VALUES ('n', 'o', 'p')"
+            one.execute(write)
+            self.assertRaisesRegex(sqlite3.OperationalError, "locked", other.execute, write)
+
+    def test_of_many_processes_at_once_one_creates_and_the_others_reuse(self) -> None:
+        with connect(self.database) as db:
+            db.execute("BEGIN IMMEDIATE")  # all of them find the database locked, and wait
+            workers = [self.worker(self.database) for _ in range(3)]
+            self.assertEqual([worker.stdout.readline() for worker in workers], ["ready\n"] * 3)
+        said = sorted(worker.stdout.read() for worker in workers)
+        self.assertEqual(said, ["created 1\n", "reused 1\n", "reused 1\n"])
+
+    def test_of_many_threads_at_once_one_creates_and_other_keys_are_not_disturbed(self) -> None:
+        from multiprocessing.pool import ThreadPool
+
+        def work(changed: Any) -> str:
+            with suppress(OperationConflict):
+                return self.apply(**changed).status
+            return "conflict"
+
+        works = [{}, {}, {"payload": "other"}, {"tenant": "south"}, {"operation": "other"}] * 2
+        with ThreadPool(len(works)) as pool:
+            said = pool.map(work, works)
+        drafts, receipts = committed(self.database)
+        self.assertEqual((said.count("created"), len(drafts), drafts), (3, 3, receipts))
+        self.assertIn(said.count("conflict"), (2, 4))  # whichever payload came first
+
+    def test_worker_killed_after_any_statement_leaves_both_rows_or_neither(self) -> None:
+        statements = ["BEGIN", "SELECT p", "INSERT INTO drafts", "INSERT INTO receipts", "COMMIT"]
+        files = [self.folder / statement for statement in statements]
+        for file in files:
+            create_database(file)
+        for worker, file in zip(list(map(self.worker, files, statements)), files, strict=True):
+            self.assertEqual((worker.stdout.read(), worker.wait() == 0), ("ready\n", False))
+            drafts, receipts = committed(file)
+            self.assertEqual((len(drafts), drafts), (int(file.name == "COMMIT"), receipts))
+            self.assertEqual(apply(file, **WORK), ("reused" if drafts else "created", 1))
+
+
+class Lesson3Cases(LabTest):
+    def test_run_case_gives_the_published_table(self) -> None:
+        if deviation(run_case):
+            self.fail(deviation(run_case))
+        self.assertRaisesRegex(ValueError, "'nope'", next, run_case("nope", self.database))
+
+    def test_queues_side_is_the_same_whether_or_not_the_worker_had_committed(self) -> None:
+        sides = []
+        for commits in (False, True):
+            queue = Queue()
+            side: list[Any] = [queue.send("job"), queue.receive(now=0)]
+            if commits:
+                self.apply()
+            side += [(queue.state(1, now=now), queue.receive(now=now)) for now in range(1, 7)]
+            sides.append((side, len(committed(self.database)[0])))
+        self.assertEqual(sides, [(sides[0][0], 0), (sides[0][0], 1)])
+
+
+class Lesson4AnyOrder(LabTest):
+    def walk(self, program: list[str], most: int, reuse: bool, steps: int = 99) -> Iterator[Any]:
+        """Every order in which up to `most` workers, each doing `program`, can treat one message.
+
+        Yields (schedule, message state, drafts, receipts) after every single step of each; as
+        every schedule may end there, any worker may never come back, at any point.
+        """
+
+        def go(done: list[str], queue: Any, now: int, workers: list[Any], rows: Any) -> Any:
+            state = queue.state(1, now=now)
+            yield done, state, *rows
+            saved = self.database.read_bytes()
+            moves = [step for _, *todo in workers for step in todo[:1]]
+            for verb, n in [*moves, ("lapse", 0), ("deliver", 0)] if len(done) < steps else []:
+                fork, tick, read = Queue(), now, rows
+                vars(fork).update({name: copy.copy(part) for name, part in vars(queue).items()})
+                crew = [[part for part in todo if part != (verb, n)] for todo in workers]
+                if verb == "lapse" and state == "in_flight":
+                    tick += LEASE
+                elif verb == "deliver" and state == "ready" and len(crew) < most:
+                    crew.append([fork.receive(now=now), *((todo, len(crew)) for todo in program)])
+                elif verb == "commit":
+                    self.apply(reuse=reuse)
+                    read = committed(self.database)
+                elif verb == "ack":
+                    current = n == len(crew) - 1 and state == "in_flight"
+                    with nullcontext() if current else self.assertRaises(StaleReceipt):
+                        fork.ack(crew[n][0].receipt, now=now)
+                else:
+                    continue
+                yield from go([*done, verb], fork, tick, crew, read)
+                if verb == "commit":
+                    self.database.write_bytes(saved)
+
+        queue = Queue()
+        queue.send("job")
+        yield from go([], queue, 0, [], ([], []))
+
+    def test_safe_path_gives_one_draft_in_every_order_of_two_and_three_deliveries(self) -> None:
+        for most, steps, schedules in ((2, 99, 160), (3, 9, 1244)):
+            walked = list(self.walk(["commit", "ack"], most, True, steps))
+            self.assertEqual(len(walked), schedules)
+            for schedule, state, drafts, receipts in walked:
+                self.assertEqual((len(drafts), drafts), (int("commit" in schedule), receipts))
+                self.assertTrue(drafts or state != "settled", schedule)
+
+    def test_unprotected_path_gives_a_draft_for_every_write_and_the_lessons_duplicate(self) -> None:
+        walked = list(self.walk(["commit", "ack"], 2, False))
+        self.assertEqual(len(walked), 160)
+        for schedule, _, drafts, receipts in walked:
+            self.assertEqual((len(drafts), receipts), (schedule.count("commit"), []), schedule)
+        twice = [done for done, state, drafts, _ in walked if state == "settled" and drafts[1:]]
+        lesson = re.findall("deliver|commit|lapse|ack", PUBLISHED["duplicate-effect"])
+        self.assertEqual(min(twice, key=len), lesson)
+
+    def test_acknowledging_first_loses_the_work_and_the_lessons_way_is_the_shortest(self) -> None:
+        walked = list(self.walk(["ack", "commit"], 2, True))
+        lost = [done for done, state, drafts, _ in walked if state == "settled" and not drafts]
+        lesson = re.findall("deliver|commit|lapse|ack", PUBLISHED["early-ack"])
+        self.assertEqual((len(walked), min(lost, key=len)), (84, lesson))
+
+
+class Lesson5Demo(LabTest):
+    def setUp(self) -> None:
+        if deviation(run_case):
+            self.skipTest("run_case() is edited")
+        super().setUp()
+
+    def test_experiment_1_a_new_key_makes_the_repeat_another_action(self) -> None:
+        with self.edited("operation", '"J-12:draft:v2"'):
+            normal, duplicate, reuse, early = play_all(CASES, None, None)
+        self.assertEqual((normal.conclusion, early.conclusion), ("once", "lost"))
+        self.assertEqual(duplicate[1:5], (2, 2, "settled", "two actions"))
+        self.assertEqual(reuse[1:5], duplicate[1:5])
+
+    def test_experiment_2_other_work_under_the_same_key_is_refused(self) -> None:
+        with self.edited("payload", '"different draft"'):
+            _, duplicate, reuse, _ = play_all(CASES, None, None)
+        self.assertEqual(duplicate[1:5], (2, 2, "settled", "duplicated"))
+        self.assertEqual(reuse[1:5], (2, 1, "in flight", "conflict"))
+        self.assertEqual(reuse.decisive.detail, "is REFUSED: operation_conflict")
+
+    def test_any_other_edit_gives_an_intact_trace_or_one_error_line(self) -> None:
+        texts = "'\"\n\r\t\x1b[31m|`<b>;#", "\U0001f600" * 9, "x" * 5000, "\ud800", "", None, 7
+        edits = [(name, ascii(text), 1) for name in ("operation", "payload") for text in texts]
+        edits += [("payload", "nonsense", 0), ("operation", "'', nonsense=1", 1)]
+        edits += [("now", "3", number) for number in range(2, 9)]
+        for edit in edits:
+            with self.edited(*edit), self.subTest(edit=edit):
+                status, out, err = self.lab("demo duplicate-effect")
+                self.assertRegex(out + err, r"\A([ -~]{0,79}\n)+\Z|\Aerror: [ -~]+line[ -~]+\n\Z")
+                self.assertEqual((status, err == ""), (0, True) if out else (1, False))
+                self.assertNotIn("AttributeError", err)
+
+    def test_after_an_edit_exactly_one_test_fails_and_says_where(self) -> None:
+        load: Any = unittest.defaultTestLoader.loadTestsFromTestCase
+        tests = unittest.TestSuite(map(load, [Lesson3Cases, Lesson5Demo]))
+        with self.edited("operation", '"J-12:draft:v2"'):
+            result = unittest.TextTestRunner(io.StringIO()).run(tests)
+        self.assertEqual((len(result.failures), len(result.errors)), (1, 0))
+        self.assertRegex(result.failures[0][1], r"reuse-effect.*\n.* 6 reuse.*\n.* 6 commit")
+        self.assertEqual(len(result.skipped), result.testsRun - 2)
+
+    def test_bad_usage_is_one_line_and_status_2(self) -> None:
+        for line in ("", "nope", "demo nope", "demo --nope", "demo --rep x", "demo --json --step"):
+            status, out, err = self.lab(line)
+            self.assertEqual((status, out), (2, ""), line)
+            self.assertRegex(err, r"\Aerror: .* -h\)\n\Z")
+        self.assertEqual(self.lab("test -k late")[0], 0)
+        self.assertEqual(self.lab("test -k no-such-test")[0], 1)
+
+    def test_output_is_ascii_in_80_columns_and_no_file_is_left(self) -> None:
+        self.addCleanup(setattr, tempfile, "tempdir", tempfile.tempdir)
+        tempfile.tempdir = str(self.folder)
+        for line in ("demo", "-h", "demo -h", "--version", "demo --step --predict"):
+            status, out, err = self.lab(line)
+            self.assertEqual((status, err), (0, ""), line)
+            self.assertRegex(out, r"\A([ -~]{0,79}\n)+\Z")
+        self.assertEqual(os.listdir(self.folder), [self.database.name])
+        tempfile.tempdir = str(self.folder / "missing")
+        self.assertRegex("{}{}{}".format(*self.lab("demo")), r"\A1error: .*missing.*\n\Z")
+
+    def test_unwritable_output_ends_in_one_line_and_a_reader_that_goes_away_in_none(self) -> None:
+        closed = io.StringIO()
+        closed.close()
+        with redirect_stdout(closed), redirect_stderr(io.StringIO()) as err:
+            self.assertEqual(main(["demo"]), 1)
+        self.assertRegex(err.getvalue(), r"\Aerror: the output cannot be written.*\n\Z")
+        with self.edited("payload", "exec('raise KeyboardInterrupt')"):
+            self.assertEqual(self.lab("demo"), (130, "", "interrupted\n"))
+        command, pipe = [sys.executable, __file__, "demo"], subprocess.PIPE
+        process: Any = self.enterContext(subprocess.Popen(command, stdout=pipe, stderr=pipe))
+        process.stdout.close()
+        self.assertEqual(process.stderr.read(), b"")
+
+    def rows(self, out: str) -> list[str]:
+        return re.findall("^[ >] +[0-9]+ [a-z].*", out, re.MULTILINE)
+
+    def test_predict_asks_before_it_shows_and_never_names_the_case(self) -> None:
+        out = self.lab("demo --predict", typed="1\n1\n2\n1\n\n 1 \r\n\n0\n")[1]
+        asked, shown = out.split("---", 1)
+        self.assertEqual((asked.count("? "), [case for case in CASES if case in asked]), (8, []))
+        self.assertIn("  predicted saved drafts 1: no, 2; see the row marked > at tick 6\n", shown)
+        self.assertIn("  predicted deliveries 2: right\n", shown)
+        self.assertEqual(shown.splitlines()[-1], "5 of 6 predictions right")
+
+    def test_step_announces_what_is_tried_and_then_shows_the_same_rows(self) -> None:
+        out = self.lab("demo --step reuse-effect", typed="R\n0\nin_flight\n1\n")[1]
+        self.assertEqual(self.rows(out), self.rows(self.lab("demo reuse-effect")[1]))
+        self.assertIn(
+            ">  6 worker B REPLAYS draft 1: effect receipt found ", "\n".join(self.rows(out))
+        )
+        self.assertEqual(out.count(": worker B asks the queue for work\n"), 2)
+        self.assertEqual(len(re.findall(r"tick [16]: worker [AB] calls apply\(\)\n", out)), 2)
+        self.assertIn("\n  saved drafts 1: no, 0; see the next row\n", out)
+        self.assertEqual(out.splitlines()[-1], "3 of 4 predictions right")
+
+    def test_nonsense_is_asked_again_and_the_end_of_input_skips_the_rest(self) -> None:
+        nonsense = "\n".join(("x", "-1", "1.5", "\u0661", "9" * 5000, "1"))
+        status, out, _ = self.lab("demo --predict --step normal", typed=nonsense)
+        self.assertEqual((status, out.count("  That is not a number"), out.count("? ")), (0, 5, 7))
+        self.assertEqual((len(self.rows(out)), out[-25:]), (4, "1 of 1 predictions right\n"))
+
+    def test_report_draws_what_happened_beside_what_was_predicted(self) -> None:
+        file = self.folder / "report.md"
+        self.assertEqual(self.lab("demo --predict --report", file, typed="1\n2\n")[::2], (0, ""))
+        text = file.read_text(encoding="ascii")
+        self.assertIn("\n| normal | 1 | 1 | 1 | 2 | settled | once |\n", text)
+        drawn = re.findall("```mermaid\nsequenceDiagram\n(.*?)```", text, re.DOTALL)
+        self.assertEqual([picture.count(": tick 6: ") for picture in drawn], [0, 1, 1, 0])
+        line = r"    (participant \w+ as|Note over \w+:|\w+-(>>|->>|-x)\w+:) [^;#<>`|\n]+\n"
+        self.assertRegex("".join(drawn), rf"\A({line})+\Z")
+        self.assertEqual(self.lab("demo --report", file)[:2], (1, ""))
+        self.assertEqual(file.read_text(encoding="ascii"), text)
+        self.assertEqual(coded("a|`<b>;#\n_", "#"), "a#124;#96;#60;b#62;#59;#35;#92;n#95;")
+
+    def test_keep_keeps_the_evidence_and_never_touches_a_file_that_is_there(self) -> None:
+        folder = self.folder / "new" / "it's $50"
+        status, out, err = self.lab("demo reuse-effect --json reuse-effect --keep", folder)
+        history = [event._asdict() for event in run_case("reuse-effect", self.database)]
+        self.assertEqual([json.loads(line) for line in out.splitlines()], history)
+        kept = Path(err.split("connect('")[1].split("'")[0].encode().decode("unicode_escape"))
+        self.assertEqual((kept, len(committed(kept)[1])), (folder / "reuse-effect.sqlite3", 1))
+        before = [path.read_bytes() for path in sorted(folder.iterdir())]
+        self.assertEqual(self.lab("demo --keep", folder)[:2], (1, ""))
+        self.assertEqual([path.read_bytes() for path in sorted(folder.iterdir())], before)
+
+    def test_refused_or_failed_run_leaves_no_file_and_no_folder(self) -> None:
+        new, file = self.folder / "new", self.folder / "report.md"
+        for keep, report_to in ((new / "in", self.folder), (self.database, file), (new, file)):
+            with self.edited("payload", "None"):
+                status, out, err = self.lab(f"demo --keep {keep} --report", report_to)
+            self.assertEqual((status, out, err.count("\n")), (1, "", 1))
+        self.assertEqual(os.listdir(self.folder), [self.database.name])
+
+
+# == 7. The command line ===========================================================================
+class Parser(argparse.ArgumentParser):
+    """argparse with one line for a usage error, and help of the same width everywhere."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+        self.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=79)
+
+    def error(self, message: str) -> NoReturn:
+        say(f"error: {message} (see {self.prog} -h)", err=True)
+        raise SystemExit(2)
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    about = "A queue delivers messages: see what a delivery proves, and what it does not."
+    parser = Parser(prog=plain(os.path.basename(__file__)), description=about)
+    parser.add_argument("--version", action="version", version=VERSIONS)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands.add_parser("test", help="check the lab; takes the options of unittest")
+    demo_parser = commands.add_parser("demo", help="run the cases and show what happened")
+    add = demo_parser.add_argument
+    add("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)}; none: all of them")
+    add("--json", action="store_true", help="print the events as JSON Lines, and nothing else")
+    add("--predict", action="store_true", help="ask me first what will come of each case")
+    add("--step", action="store_true", help="ask me about each event before it is shown")
+    add("--report", type=Path, metavar="FILE", help="write a Markdown report with diagrams")
+    add("--keep", type=Path, metavar="DIR", help="keep the databases in DIR")
+    if arguments[:1] != ["demo"]:
+        return parser.parse_args(arguments)
+    options = demo_parser.parse_intermixed_args(arguments[1:])
+    for case in options.cases:
+        if case not in CASES:
+            demo_parser.error(f"unknown case {case!r}: choose from {', '.join(CASES)}")
+    if options.json and (options.predict or options.step):
+        demo_parser.error("--json asks nothing: leave out --predict and --step")
+    return options
+
+
+def test(options: list[str]) -> int:
+    """Run the built-in tests with unittest's `options`. Returns the exit status."""
+    module = ModuleType("lab")
+    vars(module).update(globals())
+    result = unittest.main(module=module, argv=["test", *options], exit=False).result
+    if not result.testsRun and not result.skipped:
+        raise LabError("no test has such a name: test -v lists them all")
+    return int(not result.wasSuccessful())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit status; argparse's own exits stay SystemExit."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    os.environ["PYTHON_COLORS"] = "0"  # newer Pythons would colour help and test results
+    try:
+        try:
+            if arguments[:1] == ["test"]:
+                return test(arguments[1:])
+            demo(parse(arguments))
+            return 0
+        finally:
+            say(end="")  # what is still buffered must fail here, not at the interpreter's exit
+    except KeyboardInterrupt:
+        complaint, status = "interrupted", 130
+    except BrokenPipeError:  # nobody reads on
+        return 1
+    except (LabError, OSError) as error:
+        complaint, status = f"error: {error}", 1
+    with suppress(LabError, BrokenPipeError):
+        say(complaint, err=True)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
