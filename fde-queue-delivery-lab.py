@@ -385,19 +385,18 @@ PYTHON = sys.version.split()[0]
 VERSIONS = f"fde-queue-delivery-lab 1.0, Python {PYTHON}, SQLite {sqlite3.sqlite_version}"
 TWICE = (
     "Worker A takes the message, {how}, and stops before it acknowledges. Worker B asks for work"
-    " before and after the lease ends. If it gets the message, it {how}, too, and acknowledges."
+    " before and after the lease ends; if it gets the message, it does the same and acknowledges."
 )
 PLOTS = {  # what the workers do, and nothing of what comes of it
-    "normal": "Worker A takes the message, writes the safe way, and acknowledges.",
-    "duplicate-effect": TWICE.format(how="writes without looking"),
-    "reuse-effect": TWICE.format(how="writes the safe way"),
+    "normal": "Worker A takes the message, writes draft and effect receipt, and acknowledges.",
+    "duplicate-effect": TWICE.format(how="writes the draft without looking"),
+    "reuse-effect": TWICE.format(how="writes the draft with an effect receipt unless there is one"),
     "early-ack": "Worker A takes the message, acknowledges at once, and stops before it writes."
     " Worker B asks for work when a lease would have ended.",
 }
 INTRODUCTION = (
-    "The safe way to write: look for the effect receipt of the operation key; if there is none,"
-    " commit the draft together with its effect receipt. It proves the draft; a delivery receipt"
-    " (delivery-1, ...) only names one delivery. The row marked > decides the case."
+    "An effect receipt proves that a draft is committed; delivery-1, delivery-2 only name"
+    " deliveries. The row marked > decides the case."
 )
 QUESTIONS = (
     "Which component recognised the repeated delivery, and from what evidence? Name the row.",
@@ -526,7 +525,7 @@ class Outcome(NamedTuple):
                 "commit": f"{me}->>D",
                 "reuse": f"D-->>{me}",
                 "conflict": f"D--x{me}",
-                "stop": f"{me}--xD" if event.message == "settled" else f"{me}--xQ",
+                "stop": f"Note over {me},{'D' if event.message == 'settled' else 'Q'}",
                 "ack": f"{me}->>Q",
             }[event.action]
             text = coded(f"tick {event.tick}: {event.actor} {event.detail}", "#")
@@ -607,7 +606,7 @@ def play_all(cases: Sequence[str], keep: Path | None, report_to: Path | None) ->
 
 def tell(outcome: Outcome, quiz: Quiz, step: bool, predicted: tuple[str, str]) -> None:
     """One case: its trace (step by step: each row is asked about first), evidence, conclusion."""
-    say(*wrap(PLOTS[outcome.case], 78), f"{'':53}message    saved   effect")
+    say(*wrap(PLOTS[outcome.case], 78), "", f"{'':53}message    saved   effect")
     say(f"{'tick event':53}state     drafts receipts")
     for event, (mark, tick, text, *counts) in zip(outcome.events, outcome.trace(), strict=True):
         if step:
@@ -618,7 +617,7 @@ def tell(outcome: Outcome, quiz: Quiz, step: bool, predicted: tuple[str, str]) -
             quiz.check("saved drafts", drafts, counts[1], "the next row")
         say("{}{:>3} {:<48} {:<9} {:>6} {:>8}".format(mark, tick, plain(text, 48), *counts))
     found = f"{outcome.case}: {outcome.conclusion.upper()}. {outcome.sentence}"
-    say("committed in the database now:", *outcome.evidence(), *wrap(found, 78))
+    say("", "committed in the database now:", *outcome.evidence(), *wrap(found, 78))
     ticks = " and ".join(str(event.tick) for event in outcome.events if event.action == "deliver")
     quiz.check("predicted deliveries", predicted[0], outcome.deliveries, f"tick {ticks}")
     where = f"the row marked > at tick {outcome.decisive.tick}"
@@ -938,7 +937,7 @@ class Lesson4AnyOrder(LabTest):
 
         def go(done: list[str], queue: Any, now: int, workers: list[Any], rows: Any) -> Any:
             state = queue.state(1, now=now)
-            yield done, state, *rows
+            yield (done, state, *rows)
             saved = self.database.read_bytes()
             moves = [step for _, *todo in workers for step in todo[:1]]
             for verb, n in [*moves, ("lapse", 0), ("deliver", 0)] if len(done) < steps else []:
@@ -1098,7 +1097,7 @@ class Lesson5Demo(LabTest):
         self.assertIn("\n| normal | 1 | 1 | 1 | 2 | settled | once |\n", text)
         drawn = re.findall("```mermaid\nsequenceDiagram\n(.*?)```", text, re.DOTALL)
         self.assertEqual([picture.count(": tick 6: ") for picture in drawn], [0, 1, 1, 0])
-        line = r"    (participant \w+ as|Note over \w+:|\w+-(>>|->>|-x)\w+:) [^;#<>`|\n]+\n"
+        line = r"    (participant \w+ as|Note over [\w,]+:|\w+-(>>|->>|-x)\w+:) [^;#<>`|\n]+\n"
         self.assertRegex("".join(drawn), rf"\A({line})+\Z")
         self.assertEqual(self.lab("demo --report", file)[:2], (1, ""))
         self.assertEqual(file.read_text(encoding="ascii"), text)
