@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Queue delivery lab: one job, four ways to deliver it, and the database rows that prove each.
+"""Queue delivery lab: one job, one queue, four ways in which workers handle it, what they leave.
 
-Run it with `demo` to watch the four cases, with `test` to check every sentence of the lesson.
+Run it with `demo` to watch the four cases, with `test` to check what the lesson says of them.
 Read on from here: the queue, apply() and run_case() are the lesson; all that follows (observer,
 demo, tests, command line) only shows and checks what they do.
 """
@@ -14,7 +14,7 @@ if sys.version_info < (3, 11):
     sys.exit(2)
 
 if __name__ == "__main__" and not sys.flags.safe_path:
-    del sys.path[0]  # this folder: a copy of this file named copy.py is not the module copy
+    del sys.path[0]  # import nothing from here: a copy of this file may be named copy.py
 
 import heapq
 import os
@@ -58,7 +58,7 @@ class Queue:
         if lease < 1:
             raise ValueError(f"lease must be at least 1 tick, not {lease}")
         self._lease = lease
-        self._newest: dict[int, Delivery] = {}  # by message id; attempt 0 before the first
+        self._newest: dict[int, Delivery] = {}  # by message id; attempt 0: none yet
         self._delivered: dict[str, Delivery] = {}  # by delivery receipt
         self._settled: set[int] = set()
         self._available: list[tuple[int, int]] = []  # heap of (available from tick, message id)
@@ -91,7 +91,7 @@ class Queue:
         """Acknowledge a delivery: its message is settled and never delivered again.
 
         Raises StaleReceipt, and changes nothing, unless `receipt` names the message's current
-        delivery at tick `now`.
+        delivery at tick `now`: its newest one, under a lease that still runs, not settled.
         """
         delivery = self._delivered.get(receipt)
         if (
@@ -165,7 +165,7 @@ def apply(
 ) -> Applied:
     """Write the draft `payload` for the operation key (tenant, operation), as one worker would.
 
-    The two moments of every job, and the gap between them:
+    The two moments of a job done the safe way, and the gap between them:
 
         worker                     database                      queue
           |                           |                            |
@@ -183,7 +183,7 @@ def apply(
 
     TypeError or ValueError names an argument that is not a str, is empty, or cannot be stored,
     before the database is touched; a missing file is a FileNotFoundError. SQLite's own errors
-    come through, "locked" among them. Whatever is raised, the database stays as it was.
+    come through, "locked" among them. Whichever is raised, the database stays as it was.
     """
     _require_text(tenant=tenant, operation=operation, payload=payload)
     os.stat(database)  # a mistyped path is an error: SQLite would make an empty file of it
@@ -211,7 +211,7 @@ def apply(
                 "INSERT INTO receipts (tenant, operation, payload, draft_id) VALUES (?, ?, ?, ?)",
                 (tenant, operation, payload, draft_id),
             )
-        db.execute("COMMIT")  # both rows, or after any exception above neither
+        db.execute("COMMIT")  # all or nothing: an error above skips it, and closing undoes all
         return Applied("created", draft_id)
 
 
@@ -229,7 +229,7 @@ def _require_text(**arguments: str) -> None:
 def run_case(case: str, database: Database) -> Iterator["Event"]:
     """Play one of CASES (else: ValueError) over the file `database`; an Event after each step.
 
-    A conflict is an event. Other errors of apply() and of the queue come through.
+    A conflict at the second delivery is an event; other errors of apply() and queue come through.
     """
     if case not in CASES:
         raise ValueError(f"unknown case {case!r}: choose from {', '.join(CASES)}")
@@ -281,7 +281,7 @@ def run_case(case: str, database: Database) -> Iterator["Event"]:
     now = 5
     yield observe(now, "time", "passes")
 
-    # Second delivery. Worker B knows nothing of worker A: it does what the message says.
+    # Second delivery. Worker B knows nothing of worker A; what it makes of the message is below.
     delivery = queue.receive(now=now)
     yield observe(now, "worker B", "asks the queue for work", delivery)
     if delivery is None:
