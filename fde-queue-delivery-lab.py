@@ -1035,6 +1035,7 @@ class Lesson4Demo(LabTest):
         for line in ("demo", "-h", "demo -h", "--version", "demo --step --predict"):
             status, out, err = self.lab(line)
             self.assertRegex(f"{status}{err}\n{out}", r"\A0\n([ -~]{0,79}\n)+\Z")
+        self.assertNotRegex(self.lab("demo normal")[1], r"\? |predictions")
         self.assertEqual(os.listdir(self.folder), [self.database.name])
         tempfile.tempdir = str(self.folder / "missing")
         self.assertRegex("{}{}{}".format(*self.lab("demo")), r"\A1error: .*missing.*\n\Z")
@@ -1054,12 +1055,14 @@ class Lesson4Demo(LabTest):
         return re.findall("^[ >] +[0-9]+ [a-z].*", out, re.MULTILINE)
 
     def test_predict_asks_before_it_shows_and_never_names_the_case(self) -> None:
-        out = self.lab("demo --predict", typed="1\n1\n2\n1\n\n 1 \r\n\n0\n")[1]
+        out = self.lab("demo --predict", typed="1\n1\n1\n1\n\n 1 \r\n\n0\n")[1]
         asked, shown = out.split("---", 1)
         self.assertEqual((asked.count("? "), [case for case in CASES if case in asked]), (8, []))
-        self.assertIn("  predicted saved drafts 1: no, 2; see the row marked > at tick 6\n", shown)
-        table = r"\nreuse-effect +2 +1  settled +once\n.*\n5 of 6 predictions right\n\Z"
-        self.assertRegex(shown, rf"(?s)\A normal -.*\n--- reuse-effect -.*{table}")
+        self.assertRegex(asked, r"(?s)\nStory 1 of 4\. .*\n\nStory 4 of 4\. .*\n\n\Z")
+        where = "\n  predicted saved drafts 1: no, 2; see the row marked > at tick 6\n"
+        self.assertIn(f"\n  predicted deliveries 1: no, 2; see tick 0 and 5{where}", shown)
+        table = r"\nreuse-effect +2 +1  settled +once\n.*\n4 of 6 predictions right\n\Z"
+        self.assertRegex(shown, rf"(?s)\A normal -.*  effect\ntick .*\n--- reuse-effect -.*{table}")
 
     def test_step_announces_what_is_tried_and_then_shows_the_same_rows(self) -> None:
         out = self.lab("demo --step reuse-effect", typed="R\n0\nin_flight\n1\n")[1]
@@ -1070,9 +1073,8 @@ class Lesson4Demo(LabTest):
             counts = event.message.replace("_", " "), event.drafts, event.receipts
             self.assertEqual(row.split(), "{} {} {} {}".format(what, *counts).split())
         shown = r"--- case 1 of 1 -.*saved drafts 1: no, 0; see the next row\n.*  effect receipt of"
-        self.assertRegex(
-            out, rf"(?s)\AThe row.*\n{shown} draft 1 north .*\n3 of 4 predictions right\n\Z"
-        )
+        end = r"found its effect receipt\..*\n3 of 4 predictions right\n\Z"
+        self.assertRegex(out, rf"(?s)\AThe row.*\n{shown} draft 1 .*{end}")
 
     def test_nonsense_is_asked_again_and_the_end_of_input_skips_the_rest(self) -> None:
         nonsense = "\n".join(("x", "-1", "1.5", "\u0661", "9" * 5000, "1"))
@@ -1082,13 +1084,15 @@ class Lesson4Demo(LabTest):
 
     def test_report_draws_what_happened_beside_what_was_predicted(self) -> None:
         file = self.folder / "report.md"
-        self.assertEqual(self.lab("demo --predict --report", file, typed="1\n2\n")[::2], (0, ""))
+        out = self.lab("demo --predict --report", file, typed="1\n2\n")[1]
+        self.assertEqual(out.splitlines()[-1], f"report written to {file}")
         text = file.read_text(encoding="ascii")
         table = r"\n\| normal \| 1 \| 1 \| 1 \| 2 \| settled \| once \|.*\n1 of 2 predictions right"
         case = r"\n## normal: once\n.*\n\| &#62; \| 1 \| worker A COMMITS.*\n  draft 1 .*\nsequence"
         self.assertRegex(text, rf"(?s)\A# Q.*{table}.*{case}.*\n## Questions.*\nAnswer:\n\Z")
         drawn = re.findall("```mermaid\nsequenceDiagram\n(.*?)```", text, re.DOTALL)
         self.assertEqual([picture.count(": tick 6: ") for picture in drawn], [0, 1, 1, 0])
+        self.assertEqual([picture.count("Note over D: ") for picture in drawn], [1, 2, 2, 1])
         line = r"    (participant \w+ as|Note over [\w,]+:|\w+-(>>|->>|-x)\w+:) [^;#<>`|\n]+\n"
         self.assertRegex("".join(drawn), rf"\A({line})+\Z")
         steps = r"A0 as.* Q as.* A1 as.* A2 as.* D as.*A1,Q: tick 2.*A1,D: tick 2.*D: drafts 0"
