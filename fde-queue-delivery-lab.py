@@ -246,6 +246,7 @@ def run_case(case: str, database: Database) -> Iterator["Event"]:
     observe = Observer(case, database, queue, message_id).observe
     yield observe(now, "producer", "sends a message", body)
 
+    # First delivery.
     delivery = queue.receive(now=now)
     yield observe(now, "worker A", "asks the queue for work", delivery)
     if delivery is None:
@@ -534,23 +535,19 @@ def conclude(events: list[Event], drafts: list[Row]) -> tuple[str, str, Event]:
     refused = [event for event in events if event.action == "conflict"]
     settled = [event for event in events if event.message == "settled"]
     keys = {draft[1:3] for draft in drafts}
-    message = f"The message is {last.message.replace('_', ' ')}, and"
+    told = f"The message is {last.message.replace('_', ' ')}, and"
     if refused:
-        return "conflict", f"{message} somebody must decide which work was meant.", refused[0]
+        return "conflict", f"{told} somebody must decide which work was meant.", refused[0]
     if not settled:
-        return "pending", f"{message} no acknowledgement was seen.", last
+        return "pending", f"{told} no acknowledgement was seen.", last
     if not drafts:
-        return "lost", f"{message} no draft exists: nobody will be asked again.", settled[0]
+        return "lost", f"{told} no draft exists: nobody will be asked again.", settled[0]
     if len(keys) < len(drafts):
-        return (
-            "duplicated",
-            f"{message} {len(drafts)} drafts share {len(keys)} operation key.",
-            write,
-        )
+        return "duplicated", f"{told} {len(drafts)} drafts share {len(keys)} operation key.", write
     if len(drafts) > 1:
-        return "two actions", f"{message} {len(drafts)} operation keys have a draft each.", write
+        return "two actions", f"{told} {len(drafts)} operation keys have a draft each.", write
     how = f": {write.actor} found its effect receipt" if write.action == "reuse" else ""
-    return "once", f"{message} one draft exists{how}.", write
+    return "once", f"{told} one draft exists{how}.", write
 
 
 def play(case: str, folder: Path) -> Outcome:
@@ -733,6 +730,8 @@ def test(options: list[str]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit status; argparse's own exits stay SystemExit."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    with suppress(AttributeError, ValueError):  # not for any stream; Windows would write \r\n
+        sys.stdout.reconfigure(newline="\n")  # type: ignore[union-attr]
     try:
         try:
             if arguments[:1] == ["test"]:
