@@ -796,8 +796,9 @@ def deviation(story: Any) -> str:
             except (Exception, SystemExit) as error:
                 seen = f"{type(error).__name__}: {error}"
         if seen != published:
-            both = [*wrap(f"published: {published}", 79), *wrap(f"seen: {seen}", 79)]
-            return "\n".join([f"run_case() is edited; the first difference is in {case}.", *both])
+            pairs = zip(published.split("; "), seen.split("; "), strict=False)
+            old, new = next((pair for pair in pairs if pair[0] != pair[1]), (published, seen))
+            return f"run_case() is edited, first seen in {case}\npublished: {old}\nseen: {new:.300}"
     return ""
 
 
