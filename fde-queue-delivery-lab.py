@@ -383,7 +383,6 @@ import json
 import re
 from errno import EINVAL
 from functools import partial
-from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from textwrap import wrap
 from traceback import extract_tb
@@ -550,9 +549,9 @@ def conclude(events: list[Event], drafts: list[Row]) -> tuple[str, str, Event]:
     return "once", f"{told} one draft exists{how}.", write
 
 
-def play(case: str, folder: Path) -> Outcome:
+def play(case: str, folder: str) -> Outcome:
     """Run one case on a database of its own in `folder`. LabError says where an edit went wrong."""
-    database = folder / f"{case}.sqlite3"
+    database = os.path.join(folder, f"{case}.sqlite3")
     try:
         events = list(run_case(case, database))
         last, rows = events[-1], committed(database)
@@ -564,33 +563,33 @@ def play(case: str, folder: Path) -> Outcome:
         raise LabError(f"{case}: {type(error).__name__}: {error} ({where})") from error
 
 
-def write_new(path: Path, content: bytes) -> None:
+def write_new(path: str, content: bytes) -> None:
     """Create the file with that content, or leave nothing; a file that is there is not touched."""
     with ExitStack() as undo, open(path, "xb") as file:
-        undo.callback(path.unlink)
+        undo.callback(os.unlink, path)
         file.write(content)
         file.flush()
         undo.pop_all()
 
 
-def play_all(cases: Sequence[str], keep: Path | None, report_to: Path | None) -> list[Outcome]:
+def play_all(cases: Sequence[str], keep: str | None, report_to: str | None) -> list[Outcome]:
     """Run the cases in a temporary folder. Keeps all their databases, or after a failure none."""
-    kept = [keep / f"{case}.sqlite3" for case in cases] if keep else []
-    with ExitStack() as undo:
-        for folder in reversed([keep, *keep.parents] if keep else []):
-            if not folder.exists():
-                folder.mkdir()
-                undo.callback(folder.rmdir)
-        for path in [*kept, *([report_to] if report_to else [])]:
-            if os.path.lexists(path) or not os.access(path.parent, os.W_OK) or report_to in kept:
-                raise LabError(f"{path}: it takes a new file, in a folder that you can write to")
-        # Two, so that the outer one still goes if Ctrl-C interrupts the removal of the inner one.
-        with TemporaryDirectory() as outer, TemporaryDirectory(dir=outer) as scratch:
-            outcomes = [play(case, Path(scratch)) for case in cases]
+    kept = [os.path.join(keep, f"{case}.sqlite3") for case in cases] if keep else []
+    for path in [*kept, *([report_to] if report_to else [])]:
+        if os.path.lexists(path) or report_to in kept:
+            raise LabError(f"{path} is there already and stays as it is: name another one")
+    if report_to and not os.access(os.path.dirname(report_to) or ".", os.W_OK):
+        raise LabError(f"{report_to}: its folder is missing, or closed to you: name another one")
+    # Two folders: the outer one still goes if Ctrl-C interrupts the removal of the inner one.
+    with TemporaryDirectory() as outer, TemporaryDirectory(dir=outer) as scratch:
+        outcomes = [play(case, scratch) for case in cases]
+        with ExitStack() as undo:
+            os.makedirs(keep or scratch, exist_ok=True)
             for path in kept:
-                write_new(path, Path(scratch, path.name).read_bytes())
-                undo.callback(path.unlink)
-        undo.pop_all()
+                with open(os.path.join(scratch, os.path.basename(path)), "rb") as file:
+                    write_new(path, file.read())
+                undo.callback(os.unlink, path)
+            undo.pop_all()
     return outcomes
 
 
@@ -664,7 +663,7 @@ def demo(options: argparse.Namespace) -> None:
             say(f"{quiz.right} of {quiz.answered} predictions right")
     if options.keep:
         fullest = max(outcomes, key=lambda outcome: sum(map(len, outcome.rows)))
-        path = (options.keep / f"{fullest.case}.sqlite3").as_posix()
+        path = os.path.join(options.keep, f"{fullest.case}.sqlite3").replace(os.sep, "/")
         # Other characters as escapes, which every shell leaves alone and Python's literal undoes.
         path = re.sub(r"[^A-Za-z0-9/._: -]", lambda found: f"\\U{ord(found[0]):08x}", path)
         code = f"import sqlite3; print(*sqlite3.connect('{path}').iterdump(), sep='\\n')"
@@ -701,8 +700,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--json", action="store_true", help="print the events as JSON Lines, and nothing else")
     add("--predict", action="store_true", help="ask me first what will come of each case")
     add("--step", action="store_true", help="ask me about each event before it is shown")
-    add("--report", type=Path, metavar="FILE", help="write a Markdown report with diagrams")
-    add("--keep", type=Path, metavar="DIR", help="keep the databases in DIR")
+    add("--report", type=os.path.normpath, metavar="FILE", help="write a report with diagrams")
+    add("--keep", type=os.path.normpath, metavar="DIR", help="keep the databases in DIR")
     if arguments[:1] != ["demo"]:
         return parser.parse_args(arguments)
     options = demo_parser.parse_intermixed_args(arguments[1:])
@@ -718,7 +717,7 @@ def test(options: list[str]) -> int:
     """Run the built-in tests with unittest's `options`. Returns the exit status."""
     os.environ["PYTHON_COLORS"] = "0"  # newer Pythons would colour the results
     with TemporaryDirectory() as folder:  # none, or a full one: one line, not thirty
-        write_new(Path(folder, "room"), bytes(1 << 17))
+        write_new(os.path.join(folder, "room"), bytes(1 << 17))
     module = type(sys)("lab")  # of the test cases alone
     vars(module).update({case.__name__: case for case in LabTest.__subclasses__()})
     result = unittest.main(module=module, argv=["test", *options], exit=False).result
@@ -763,6 +762,7 @@ import unittest
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from functools import lru_cache
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 from subprocess import PIPE, Popen
 
 WORK: Any = {"tenant": "north", "operation": "J-12:draft:v1", "payload": "a draft"}
