@@ -576,8 +576,8 @@ def play_all(cases: Sequence[str], keep: str | None, report_to: str | None) -> l
     """Run the cases in a temporary folder. Keeps all their databases, or after a failure none."""
     kept = [os.path.join(keep, f"{case}.sqlite3") for case in cases] if keep else []
     for path in [*kept, *([report_to] if report_to else [])]:
-        if os.path.lexists(path) or report_to in kept:
-            raise LabError(f"{path} is there already and stays as it is: name another one")
+        if os.path.lexists(path) or (path == report_to and path in kept):
+            raise LabError(f"{path} is taken already and stays as it is: name another one")
     if report_to and not os.access(os.path.dirname(report_to) or ".", os.W_OK):
         raise LabError(f"{report_to}: its folder is missing, or closed to you: name another one")
     # Two folders: the outer one still goes if Ctrl-C interrupts the removal of the inner one.
