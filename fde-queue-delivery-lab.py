@@ -2586,7 +2586,7 @@ class EditTest(PublishedStoryTest):
             ),
             (lapse, "yield now", yielded),
             (lapse, "yield record.lapse(now)", yielded),
-            (lapse, "exit()", "reuse-effect: SystemExit"),
+            (lapse, "sys.exit()", "reuse-effect: SystemExit"),
             (
                 receive,
                 receive.replace("now,", "9,"),
