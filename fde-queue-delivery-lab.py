@@ -1167,10 +1167,10 @@ def account(played: Played) -> list[str]:
     return lines
 
 
-def edit_mark(played: Played) -> str:
-    """What a title says of a case that is not as it is published."""
-    text = "\n".join([titled(played.name), *account(played), ""])
-    return "" if text == PUBLISHED.get(played.name, text) else ", edited"
+def edit_mark(name: str, lines: list[str]) -> str:
+    """What the title says of a case whose account is not the published one."""
+    text = "\n".join([titled(name), *lines, ""])
+    return "" if text == PUBLISHED.get(name, text) else ", edited"
 
 
 def table(all_played: list[Played]) -> list[str]:
@@ -1559,7 +1559,8 @@ OPEN_QUESTIONS = (
 
 def report(all_played: list[Played], quiz: Quiz) -> str:
     """The Markdown text: what the screen said, in its own lines, and the pictures."""
-    changed = ", ".join(played.name for played in all_played if edit_mark(played))
+    accounts = {played.name: account(played) for played in all_played}
+    changed = ", ".join(name for name, lines in accounts.items() if edit_mark(name, lines))
     published = "No case is edited: each trace is the published one."
     if all_played[0].name not in PUBLISHED:
         published = "This is an order of events of the learner's own."
@@ -1574,7 +1575,7 @@ def report(all_played: list[Played], quiz: Quiz) -> str:
     for played in all_played:
         picture = Picture(played.events)
         lines += [f"## {played.name}: {played.conclusion.word}", ""]
-        lines += fenced(account(played))
+        lines += fenced(accounts[played.name])
         lines += fenced([*picture.lines, "", *picture.legend()])
     lines += ["## Questions for you", ""]
     for number, question in enumerate(OPEN_QUESTIONS, start=1):
@@ -1673,9 +1674,10 @@ def show_json(played: Played) -> None:
 
 def show(played: Played, place: str, quiz: Quiz, options: argparse.Namespace) -> None:
     """One case on the screen, with the questions that were asked for."""
-    mark = edit_mark(played)
+    lines = account(played)
+    mark = edit_mark(played.name, lines)
     if played.error or not (options.predict or options.step):
-        say(titled(f"{played.name}{mark}"), *account(played), "")
+        say(titled(f"{played.name}{mark}"), *lines, "")
         return
     predicted = {}
     title = f"{played.name}{mark}"
@@ -2422,8 +2424,8 @@ class CaseTest(PublishedStoryTest):
             normal = self.play("normal")
         self.assertEqual(self.outcome(reuse), "2 2 2 settled two actions: commit of worker B")
         self.assertEqual(self.outcome(duplicate), "2 2 0 settled two actions: commit of worker B")
-        self.assertEqual(edit_mark(reuse), ", edited")
-        self.assertEqual(edit_mark(normal), "")
+        self.assertEqual(edit_mark("reuse-effect", account(reuse)), ", edited")
+        self.assertEqual(edit_mark("normal", account(normal)), "")
 
     def test_experiment_2_other_work_under_the_same_key_is_refused(self) -> None:
         with self.edit(EDIT_2, EDIT_2.replace("replace the pump seal", "different draft")):
