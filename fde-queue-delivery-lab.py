@@ -403,7 +403,7 @@ class Event(NamedTuple):
     drafts: int  # rows committed so far
     receipts: int  # effect receipts (never delivery receipts): rows committed so far
     facts: Facts  # the same, row by row
-    asked: str  # the operation key that the message names
+    wanted: str  # the operation key that the message names
     leased_until: int  # the tick at which the newest lease ends, or ended
     tenant: str | None = None  # as handed to apply()
     operation: str | None = None
@@ -605,7 +605,7 @@ class Recorder:
             drafts=len(facts.drafts),
             receipts=len(facts.receipts),
             facts=facts,
-            asked=str(self._message().body),
+            wanted=str(self._message().body),
             leased_until=self._message().available_at,
             **order,
         )
@@ -980,7 +980,7 @@ def conclude(events: list[Event]) -> Conclusion:
     elif not acks:
         word = "pending"
         clause = "one draft is saved" if drafts else "no draft is saved"
-    elif end.asked not in [draft.key_in_words() for draft in drafts]:
+    elif end.wanted not in [draft.key_in_words() for draft in drafts]:
         word = "lost"
         clause = "no draft is saved under its operation key: nobody will be asked again"
         decided_by = acks[0].step
@@ -1023,7 +1023,7 @@ def comes_again(end: Event) -> str:
 
 def remarks(events: list[Event]) -> Iterator[str]:
     """What else a reader must know, a sentence each."""
-    asked = events[-1].asked
+    wanted = events[-1].wanted
     drafts = events[-1].facts.drafts
     commits = of(events, "commit")
     for look in [*of(events, "reuse")[:1], *of(events, "conflict")[:1]]:
@@ -1042,10 +1042,10 @@ def remarks(events: list[Event]) -> Iterator[str]:
                     how = "acknowledged, then refused,"
                 yield f"{what} was {how} and is written nowhere."
     for draft in drafts:
-        if draft.key_in_words() != asked:
+        if draft.key_in_words() != wanted:
             key = quoted(draft.key_in_words(), 40)
             yield f"Draft {draft.draft_id} is saved under another key than the message's, {key}."
-    written = [event.step for event in commits if f"{event.tenant} / {event.operation}" == asked]
+    written = [event.step for event in commits if f"{event.tenant} / {event.operation}" == wanted]
     settled = [event.step for event in of(events, "ack")]
     if settled and written and settled[0] < written[0]:
         yield "It was acknowledged before it was written: a stop in between would have lost it."
@@ -1480,7 +1480,9 @@ def predict(quiz: Quiz) -> dict[str, str | None]:
         " nothing to recognise)?"
     )
     return {
-        "deliveries": quiz.ask("How many times is the message delivered?", number, count),
+        "deliveries": quiz.ask(
+            "How many times is the message delivered (Enter skips)?", number, count
+        ),
         "saved drafts": quiz.ask("How many drafts are saved in the end?", number, count),
         "recognised by": quiz.ask(who, "q, w or n", RECOGNISERS.get),
     }
@@ -1503,7 +1505,7 @@ def judge(quiz: Quiz, predicted: dict[str, str | None], played: Played) -> Itera
     for about, answer in predicted.items():
         if answer is not None:
             ticks = " and ".join(plain(event.tick) for event in shown_by[about])
-            where = f" (see tick {ticks})" if ticks else " (no row tells of one)"
+            where = f" (see tick {ticks})" if ticks else " (no row shows it)"
             if answer == QUEUE:
                 where += "; a queue never sees the database"
             yield quiz.note(played.name, about, answer, observed[about], where)
@@ -2986,7 +2988,7 @@ class QuestionTest(PublishedStoryTest):
 --- case 1 of 1 ---------------------------------------------------------------
 Worker A writes, looking first, and acknowledges.
 
-? How many times is the message delivered?
+? How many times is the message delivered (Enter skips)?
 ? How many drafts are saved in the end?
   That is not a number from 0 to 99. Enter skips.
 ? How many drafts are saved in the end?
@@ -3020,8 +3022,8 @@ committed in the database now:
 
 normal: ONCE. The message is settled, and one draft is saved.
 = saved drafts: 1 is right
-= recognised by: not the queue but nobody (no row tells of one); a queue never
-sees the database
+= recognised by: not the queue but nobody (no row shows it); a queue never sees
+the database
 
 5 of 7 predictions right
 """
@@ -3053,7 +3055,7 @@ sees the database
         self.assertIn("= deliveries: not 1 but 2 (see tick 0 and 5)\n", said.out)
         self.assertIn("= saved drafts: not 1 but 2 (see tick 1 and 6)\n", said.out)
         self.assertIn(
-            "= recognised by: not a worker's look but nobody (no row tells of one)\n", said.out
+            "= recognised by: not a worker's look but nobody (no row shows it)\n", said.out
         )
 
     def test_step_asks_once_an_event_and_hides_the_name(self) -> None:
