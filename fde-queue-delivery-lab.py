@@ -40,12 +40,13 @@ Database = str | os.PathLike[str]
 class StaleReceipt(Exception):
     """An acknowledgement named a delivery that is not its message's current one."""
 
-    def __init__(self, receipt: str, kind: str) -> None:
+    def __init__(self, receipt: str, kind: str, tick: int) -> None:
         self.receipt = receipt
         self.kind = kind
+        self.tick = tick
 
     def __str__(self) -> str:
-        return f"stale_receipt, {self.kind}: {self.receipt!r} is no current delivery"
+        return f"stale_receipt, {self.kind}: {self.receipt!r} at tick {self.tick}"
 
 
 class Delivery(NamedTuple):
@@ -124,14 +125,14 @@ class Queue:
         """
         message_id = self._message_ids.get(receipt)
         if message_id is None:
-            raise StaleReceipt(receipt, "unknown")
+            raise StaleReceipt(receipt, "unknown", now)
         message = self.messages[message_id]
         if receipt != message.receipt:
-            raise StaleReceipt(receipt, "superseded")
+            raise StaleReceipt(receipt, "superseded", now)
         if message.settled_at is not None:
-            raise StaleReceipt(receipt, "already settled")
+            raise StaleReceipt(receipt, "already settled", now)
         if now >= message.available_at:
-            raise StaleReceipt(receipt, "lapsed")
+            raise StaleReceipt(receipt, "lapsed", now)
         message.settled_at = now
 
     def state(self, message_id: int, *, now: int) -> str:
@@ -270,8 +271,7 @@ def _require_text(**arguments: str) -> None:
 def run_case(case: str, database: Database) -> Iterator["Event"]:
     """Play one of CASES over the file `database`; an Event after each step, in order.
 
-    ValueError: a case without a story, or a LEASE under 3 ticks. A conflict at the second delivery
-    is an event; other errors of apply(), queue and recorder come through.
+    ValueError: no such story, or LEASE under 3 ticks. Other errors than a conflict come through.
     """
     if case not in PLOTS:
         raise ValueError(f"no story is told of a case named {case!r}")
@@ -539,7 +539,8 @@ class Recorder:
         receipt = shorten(plain(result.receipt), 40)
         if isinstance(result, StaleReceipt):
             self._must_be_new(result)
-            self._must_be_stale(now, result)
+            if result.tick != now:
+                raise ValueError(f"that acknowledgement was refused at tick {result.tick}")
             lines = [
                 Line(f"acknowledges {receipt}", "ask"),
                 Line(f"is REFUSED: stale_receipt, {result.kind}", "told"),
@@ -637,15 +638,6 @@ class Recorder:
             raise ValueError("nothing new took place: what came back has its row already")
         self._results.append(result)
 
-    def _must_be_stale(self, now: int, stale: StaleReceipt) -> None:
-        """Try once more, which changes nothing if the queue refuses it again."""
-        try:
-            self.queue.ack(stale.receipt, now=now)
-        except StaleReceipt as again:
-            if again.kind == stale.kind:
-                return
-        raise ValueError(f"no acknowledgement is refused as {stale.kind} at tick {now}")
-
     def _must_go_on(self, worker: str) -> None:
         if worker in self.workers and self.workers[worker].stopped:
             raise ValueError(f"{worker} has stopped: it does nothing any more")
@@ -659,6 +651,7 @@ class Recorder:
 
 def committed(database: Database) -> tuple[list[Row], list[Row]]:
     """Drafts and effect receipts, read through a new connection: what anybody can see by now."""
+    os.stat(database)  # SQLite would make a file that is missing
     with connect(database) as db:
         drafts = db.execute("SELECT id, tenant, operation, payload FROM drafts")
         receipts = db.execute("SELECT draft_id, tenant, operation, payload FROM receipts")
@@ -1339,9 +1332,9 @@ class Picture:
         for line in event.lines:
             text = f"{lane} {line.text}" if line.way == "queue" else line.text
             for drawn in self._line(lane, WAYS[line.way], text):
-                self.lines.append(put(drawn, 0, tick).rstrip())
+                self.lines.append(put(drawn, 0, tick).rstrip()[:WIDTH])
                 tick = ""
-        if event.action == "stop":
+        if event.action == "stop" and lane in self.lanes:
             self.lanes.remove(lane)
 
     def _line(self, worker: str, way: Way, text: str) -> Iterator[str]:
@@ -1645,9 +1638,9 @@ def play(name: str, plot: str, story: Any) -> Played:
     events: list[Event] = []
     try:
         for event in story:
-            if not isinstance(event, Event):
+            if not isinstance(event, Event) or event.step != len(events) + 1:
                 # Thrown in there, so that the error tells the line.
-                story.throw(TypeError("what is yielded is no row: write yield from record...."))
+                story.throw(ValueError("no new row is yielded: write yield from record...."))
             events.append(event)
         if not events:
             raise ValueError("no row was yielded")
@@ -2113,7 +2106,7 @@ class QueueTest(LabTest):
 
     def assertStale(self, kind: str, queue: Queue, receipt: str, now: int) -> None:
         before = queue.state(1, now=now)
-        text = f"stale_receipt, {kind}: '{receipt}' is no current delivery"
+        text = f"stale_receipt, {kind}: '{receipt}' at tick {now}"
         with self.assertRaisesRegex(StaleReceipt, f"^{text}$") as caught:
             queue.ack(receipt, now=now)
         self.assertEqual(caught.exception.receipt, receipt)
@@ -2401,6 +2394,13 @@ class CaseTest(PublishedStoryTest):
         with self.edited(self.source(), CASES=("nope",)):
             self.assertIn(f"error: nope: ValueError: {why} (line ", self.lab("demo").err)
 
+    def test_case_without_rows_is_an_error_with_a_line_and_nothing_is_shown(self) -> None:
+        with self.edit("    if case not in PLOTS:", "    return\n    if case not in PLOTS:"):
+            said = self.lab("demo")
+        line = self.published_case.__code__.co_firstlineno
+        error = f"error: normal: ValueError: no row was yielded (line {line}, in run_case)\n"
+        self.assertEqual(said, (1, "", error))
+
     def test_case_can_be_played_again_over_the_same_database(self) -> None:
         first = list(run_case("normal", self.database))
         second = list(run_case("normal", self.database))
@@ -2572,7 +2572,7 @@ class EditTest(PublishedStoryTest):
         nothing = f"{asked}\n        now = LEASE"
         send = "yield from record.send(now, message_id)"
         once = "nothing new took place: what came back has its row already"
-        yielded = "what is yielded is no row: write yield from record...."
+        yielded = "no new row is yielded: write yield from record...."
         other_work = "no effect receipt of other work stands under that key"
         for old, new, why in [
             (write, write.replace("worker B", "worker C"), "worker C has no delivery to act on"),
@@ -2590,6 +2590,7 @@ class EditTest(PublishedStoryTest):
             ),
             (lapse, "yield now", yielded),
             (lapse, "yield record.lapse(now)", yielded),
+            (lapse, "yield from [*record.lapse(now)] * 2", yielded),
             (lapse, "sys.exit()", "reuse-effect: SystemExit"),
             (
                 receive,
@@ -2635,7 +2636,7 @@ class EditTest(PublishedStoryTest):
         late = f"{caught}{ack}".replace('"delivery-1", now=now', "second.receipt, now=99")
         with self.edit(ack, late):
             error = self.play("reuse-effect").error
-        self.assertIn("no acknowledgement is refused as lapsed at tick 7", error)
+        self.assertIn("that acknowledgement was refused at tick 99", error)
 
     def test_acknowledgement_is_not_told_of_another_worker_than_the_one_that_made_it(self) -> None:
         source = self.source().replace(
