@@ -1775,7 +1775,7 @@ def search(programs: list[Program]) -> None:
             counts[word] += 1
             if word in ("duplicated", "lost", "two actions"):
                 wrong.append(player)
-    say("Every order of two deliveries, each played on a queue and a database of its own:")
+    say("Every order of two deliveries, each played on its own queue and database:")
     for letter, program in zip(WORKERS, programs, strict=False):
         say(*wrapped(f"worker {letter}: {'; '.join(program)}"))
     say("", *wrapped(WHAT_COUNTS), "", f"{sum(counts.values()):>6} orders, of which end")
@@ -2562,59 +2562,74 @@ class EditTest(PublishedStoryTest):
             for words in why:
                 self.assertIn(words, played.error)
 
+    # A text of run_case(), what is put in its place, and why there is no row then.
+    EDITS = """
+record.send(now, message_id)
+    -> record.send(now, 7)
+    -> message 1, which a case follows, was not sent like that
+record.send(now, message_id)
+    -> record.send(1, message_id)
+    -> message 1, which a case follows, was not sent like that
+record.receive(now, "worker B", second)
+    -> record.receive(9, "worker B", second)
+    -> asked: the rows tell of [0, 4, 9], but it is [0, 4, 5]
+record.receive(now, "worker B", second)
+    -> record.receive(now, "worker B", first)
+    -> delivery-1 is not the newest delivery
+record.receive(now, "worker B", second)
+    -> record.receive(now, "worker A", second)
+    -> worker A has stopped: it does nothing any more
+yield from record.lapse(now)
+    -> yield from record.lapse(now + 1)
+    -> no lease ends at tick 6
+yield from record.lapse(now)
+    -> yield from record.lapse(now); yield from record.lapse(now)
+    -> the end of this lease has its row already
+yield from record.lapse(now)
+    -> yield from record.lapse(now); queue.receive(now=now)
+    -> asked: the rows tell of [0, 4, 5], but it is [0, 4, 5, 5]
+yield from record.lapse(now)
+    -> yield from record.receive(LEASE - 1, "worker B", answer)
+    -> asked: the rows tell of [0, 4, 4], but it is [0, 4]
+yield from record.lapse(now)
+    -> yield record.lapse(now)
+    -> no new row is yielded: write yield from record....
+yield from record.lapse(now)
+    -> yield from [*record.lapse(now)] * 2
+    -> no new row is yielded: write yield from record....
+yield from record.lapse(now)
+    -> sys.exit()
+    -> reuse-effect: SystemExit
+record.write(now, "worker B", applied)
+    -> record.write(now, "worker C", applied)
+    -> worker C has no delivery to act on
+record.write(now, "worker B", applied)
+    -> record.write(now, "worker B", Applied("reused", 9, "", "", "", True))
+    -> no effect receipt proves draft 9 for that order
+record.write(now, "worker B", applied)
+    -> record.write(now, "worker B", OperationConflict("a", "b", "c"))
+    -> no effect receipt of other work stands under that key
+yield from record.write(now, "worker B", applied)
+    -> for _ in (1, 2): yield from record.write(now, "worker B", applied)
+    -> nothing new took place: what came back has its row already
+queue.ack(second.receipt, now=now)
+    -> queue.send("", now=now)
+    -> messages: the rows tell of 1, but it is 2
+yield from record.ack(now, "worker B", second)
+    -> record.ack(now, "worker B", second)
+    -> settled: the rows tell of [], but it is [7]
+record.ack(now, "worker B", second)
+    -> record.ack(5, "worker B", second)
+    -> tick 5 comes after tick 6: ticks never run back
+record.ack(now, "worker B", second)
+    -> record.ack(now, "worker B", second._replace(receipt="x"))
+    -> x is not the newest delivery, or not one of worker B
+"""
+
     def test_row_of_what_did_not_take_place_is_refused_with_the_reason(self) -> None:
-        write = 'yield from record.write(now, "worker B", applied)'
-        lapse = "yield from record.lapse(now)"
-        ack = 'yield from record.ack(now, "worker B", second)'
-        receive = 'yield from record.receive(now, "worker B", second)'
-        asked = 'yield from record.receive(now, "worker B", answer)'
-        nothing = f"{asked}\n        now = LEASE"
-        send = "yield from record.send(now, message_id)"
-        once = "nothing new took place: what came back has its row already"
-        yielded = "no new row is yielded: write yield from record...."
-        other_work = "no effect receipt of other work stands under that key"
-        for old, new, why in [
-            (write, write.replace("worker B", "worker C"), "worker C has no delivery to act on"),
-            (write, write.replace("worker B", "worker A"), "worker A has stopped: it does nothing"),
-            (write, write.replace("applied", "Applied('reused', 9, '', '', '', True)"), "draft 9"),
-            (write, write.replace("applied", "OperationConflict('a', 'b', 'c')"), other_work),
-            (write, f"{write}; {write}", once),
-            (lapse, "yield from record.lapse(now + 1)", "no lease ends at tick 6"),
-            (lapse, f"{lapse}; {lapse}", "the end of this lease has its row already"),
-            (lapse, f"{lapse}; queue.receive(now=now)", "asked: the rows tell of [0, 4, 5], but"),
-            (
-                write,
-                f"{write}; queue.send('', now=now)",
-                "messages: the rows tell of 1, but it is 2",
-            ),
-            (lapse, "yield now", yielded),
-            (lapse, "yield record.lapse(now)", yielded),
-            (lapse, "yield from [*record.lapse(now)] * 2", yielded),
-            (lapse, "sys.exit()", "reuse-effect: SystemExit"),
-            (
-                receive,
-                receive.replace("now,", "9,"),
-                "asked: the rows tell of [0, 4, 9], but it is [0, 4,",
-            ),
-            (receive, receive.replace("second", "first"), "delivery-1 is not the newest delivery"),
-            (ack, ack.replace("yield from ", ""), "settled: the rows tell of [], but it is [7]"),
-            (nothing, f"{asked}; {nothing}", "asked: the rows tell of [0, 4, 4], but it is [0, 4]"),
-            (
-                send,
-                send.replace("message_id", "7"),
-                "message 1, which a case follows, was not sent like",
-            ),
-            (
-                send,
-                send.replace("now,", "1,"),
-                "message 1, which a case follows, was not sent like",
-            ),
-            (receive, receive.replace("worker B", "worker A"), "worker A has stopped"),
-            (ack, "pass", "settled: the rows tell of [], but it is [7]"),
-            (ack, ack.replace("now,", "5,"), "tick 5 comes after tick 6: ticks never run back"),
-            (ack, ack.replace("second)", "second._replace(receipt='x'))"), "x is not the newest"),
-        ]:
-            with self.subTest(new=new), self.edit(old, new):
+        for old, edit in self.pairs(self.EDITS):
+            _, new, why = f" {edit}".split(" -> ")
+            with self.subTest(edit), self.edit(old, new):
                 played = self.play("reuse-effect")
                 self.assertTrueRows(played)
                 self.assertIn(why, played.error)
@@ -2840,7 +2855,7 @@ A gets; tick 5; B gets; C gets; C acks
 
 class SearchTest(PublishedStoryTest):
     SEARCHED = """\
-Every order of two deliveries, each played on a queue and a database of its own:
+Every order of two deliveries, each played on its own queue and database:
 worker A: acks; writes
 worker B: acks; writes
 
