@@ -955,41 +955,37 @@ class Conclusion(NamedTuple):
 
 def conclude(events: list[Event]) -> Conclusion:
     """Judge by what took place and what is committed, never by the name of a case."""
-    end = events[-1]
-    drafts = end.facts.drafts
-    keys = [draft.key() for draft in drafts]
-    second = next((row for row in drafts if row.key() in keys[: drafts.index(row)]), None)
-    acks = of(events, "ack")
-    refusal = last_conflict(events)
-    decided_by = 0
-    if second:
-        word = "duplicated"
-        clause = f"{keys.count(second.key())} drafts are saved under one operation key"
-        decided_by = commit_of(second, events)
-    elif len(drafts) > 1:
-        word = "two actions"
-        clause = f"{len(drafts)} drafts are saved under {len(drafts)} operation keys"
-        decided_by = commit_of(drafts[1], events)
-    elif refusal:
-        word = "conflict"
-        clause = "an order was refused: somebody must decide which work was meant"
-        decided_by = refusal.step
-    elif not acks:
-        word = "pending"
-        clause = "one draft is saved" if drafts else "no draft is saved"
-    elif end.wanted not in [draft.key_in_words() for draft in drafts]:
-        word = "lost"
-        clause = "no draft is saved under its operation key: nobody will be asked again"
-        decided_by = acks[0].step
-    else:
-        word = "once"
-        clause = "one draft is saved"
-        replays = [event.step for event in of(events, "reuse")]
-        decided_by = min(replays, default=commit_of(drafts[0], events))
+    word, clause, decided_by = judge(events)
     first = f"The message is settled, and {clause}."
-    if not acks:
-        first = f"{clause[0].upper()}{clause[1:]}. The message is {comes_again(end)}."
+    if not of(events, "ack"):
+        first = f"{clause[0].upper()}{clause[1:]}. The message is {comes_again(events[-1])}."
     return Conclusion(word, " ".join([first, *remarks(events)]), decided_by)
+
+
+def judge(events: list[Event]) -> tuple[str, str, int]:
+    """The conclusion in a word and in a clause, and the step that decided it (0: none did)."""
+    drafts = events[-1].facts.drafts
+    acks = of(events, "ack")
+    second = second_under_a_key(drafts)
+    conflict = last_conflict(events)
+    if second:
+        same = [draft for draft in drafts if draft.key() == second.key()]
+        clause = f"{len(same)} drafts are saved under one operation key"
+        return "duplicated", clause, commit_of(second, events)
+    if len(drafts) > 1:
+        clause = f"{len(drafts)} drafts are saved under {len(drafts)} operation keys"
+        return "two actions", clause, commit_of(drafts[1], events)
+    if conflict:
+        clause = "an order was refused: somebody must decide which work was meant"
+        return "conflict", clause, conflict.step
+    if not acks:
+        return "pending", "one draft is saved" if drafts else "no draft is saved", 0
+    if events[-1].wanted not in [draft.key_in_words() for draft in drafts]:
+        clause = "no draft is saved under its operation key: nobody will be asked again"
+        return "lost", clause, acks[0].step
+    replays = of(events, "reuse")
+    decided_by = replays[0].step if replays else commit_of(drafts[0], events)
+    return "once", "one draft is saved", decided_by
 
 
 def of(events: list[Event], *actions: str) -> list[Event]:
@@ -1018,34 +1014,61 @@ def comes_again(end: Event) -> str:
     return f"in flight, and comes again if nobody acknowledges it before tick {end.leased_until}"
 
 
+def second_under_a_key(drafts: list[Row]) -> Row | None:
+    """The first draft that was saved under a key which had one already."""
+    keys = set()
+    for draft in drafts:
+        if draft.key() in keys:
+            return draft
+        keys.add(draft.key())
+    return None
+
+
 def remarks(events: list[Event]) -> Iterator[str]:
     """What else a reader must know, a sentence each."""
-    wanted = events[-1].wanted
-    drafts = events[-1].facts.drafts
-    commits = of(events, "commit")
-    for look in [*of(events, "reuse")[:1], *of(events, "conflict")[:1]]:
-        writers = [event.actor for event in commits if event.draft_id == look.draft_id]
-        wrote = f" that {name_of(writers[0])} wrote" if writers else ""
-        work = "" if look.action == "reuse" else ", for other work"
-        yield f"The look of {name_of(look.actor)} found the effect receipt{wrote}{work}."
+    yield from found_receipts(events)
+    yield from orders_written_nowhere(events)
+    yield from drafts_under_other_keys(events)
+    yield from early_acknowledgement(events)
+
+
+def found_receipts(events: list[Event]) -> Iterator[str]:
+    for action, work in (("reuse", ""), ("conflict", ", for other work")):
+        for look in of(events, action)[:1]:
+            commits = of(events, "commit")
+            writers = [event.actor for event in commits if event.draft_id == look.draft_id]
+            wrote = f" that {name_of(writers[0])} wrote" if writers else ""
+            yield f"The look of {name_of(look.actor)} found the effect receipt{wrote}{work}."
+
+
+def orders_written_nowhere(events: list[Event]) -> Iterator[str]:
+    """Of the worker that settled the message: what it was refused and nobody wrote."""
+    saved = [(row.tenant, row.operation, row.payload) for row in events[-1].facts.drafts]
     for ack in of(events, "ack"):
         for refusal in of(events, "conflict"):
             order = (refusal.tenant, refusal.operation, refusal.payload)
-            saved = [(row.tenant, row.operation, row.payload) for row in drafts]
             if refusal.actor == ack.actor and order not in saved:
                 what = f"The order of {name_of(refusal.actor)}, {quoted(refusal.payload, 40)},"
                 how = "refused, acknowledged all the same,"
                 if ack.step < refusal.step:
                     how = "acknowledged, then refused,"
                 yield f"{what} was {how} and is written nowhere."
-    for draft in drafts:
-        if draft.key_in_words() != wanted:
+
+
+def drafts_under_other_keys(events: list[Event]) -> Iterator[str]:
+    end = events[-1]
+    for draft in end.facts.drafts:
+        if draft.key_in_words() != end.wanted:
             key = quoted(draft.key_in_words(), 40)
             yield f"Draft {draft.draft_id} is saved under another key than the message's, {key}."
-    written = [event.step for event in commits if f"{event.tenant} / {event.operation}" == wanted]
-    settled = [event.step for event in of(events, "ack")]
-    if settled and written and settled[0] < written[0]:
-        yield "It was acknowledged before it was written: a stop in between would have lost it."
+
+
+def early_acknowledgement(events: list[Event]) -> Iterator[str]:
+    wanted = events[-1].wanted
+    written = [e for e in of(events, "commit") if f"{e.tenant} / {e.operation}" == wanted]
+    for ack in of(events, "ack"):
+        if written and ack.step < written[0].step:
+            yield "It was acknowledged before it was written: a stop in between would have lost it."
 
 
 # == 7. The screen: a case as lines of text ========================================================
@@ -1492,7 +1515,9 @@ def predict(quiz: Quiz) -> dict[str, str | None]:
     }
 
 
-def judge(quiz: Quiz, predicted: dict[str, str | None], played: Played) -> Iterator[str]:
+def judge_predictions(
+    quiz: Quiz, predicted: dict[str, str | None], played: Played
+) -> Iterator[str]:
     """What is to be said of each prediction, beside what came of the case."""
     end = played.events[-1]
     finds = of(played.events, "reuse", "conflict")
@@ -1701,7 +1726,7 @@ def show(played: Played, place: str, quiz: Quiz, options: argparse.Namespace) ->
         if guessed:
             say(f"= {check_guess(quiz, guessed, event)}")
     say("", *evidence(played), "", *verdict(played))
-    for told in judge(quiz, predicted, played):
+    for told in judge_predictions(quiz, predicted, played):
         say(*wrapped(f"= {told}"))
     say()
 
