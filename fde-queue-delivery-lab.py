@@ -2719,6 +2719,8 @@ A gets; A writes; tick 5; B gets; B writes payload=different draft; B acks
     2 1 1 settled conflict: conflict of worker B
 A gets; A writes; tick 5; B gets; B writes payload=other draft; tick 10; C gets; C writes; C acks
     3 1 1 settled once: reuse of worker C
+A gets; A writes; A writes payload=x; A writes; A acks
+    1 1 1 settled once: reuse of worker A
 A gets; A acks; A writes
     1 1 1 settled once: commit of worker A
 A gets; A writes key=J-13:draft:v1; A acks
@@ -2757,6 +2759,9 @@ tick 1
 A gets; A writes; A writes blind payload=x; A writes payload=x; A acks
     The message is settled, and 2 drafts are saved under one operation key. The look of worker A
     found the effect receipt that worker A wrote, for other work.
+A gets; A writes; A writes key=x; A acks
+    The message is settled, and 2 drafts are saved under 2 operation keys. Draft 2 is saved under
+    another key than the message's, 'north / x'.
 A gets; A acks; A writes
     The message is settled, and one draft is saved. It was acknowledged before it was written: a
     stop in between would have lost it.
@@ -2936,6 +2941,7 @@ key: nobody will be asked again.
             ("writes; acks", blind): "134 2 109 0 0 0 23",
             ("acks; writes blind",): "76 12 25 5 0 0 34",
             ("writes; acks", "writes payload=x; acks"): "66 4 0 0 0 39 23",
+            ("writes", "writes key=x"): "20 0 0 0 10 0 10",
         }
         for programs, numbers in searches.items():
             with self.subTest(programs=programs):
