@@ -2483,6 +2483,14 @@ class CaseTest(PublishedStoryTest):
             ],
         )
 
+    def test_worker_that_asks_before_the_lease_has_ended_gets_nothing_and_does_nothing(
+        self,
+    ) -> None:
+        with self.edit("now = LEASE\n        yield from record.lapse(now)", "pass"):
+            early = self.play("reuse-effect")
+        self.assertEqual(self.outcome(early), "1 1 1 in_flight pending: none")
+        self.assertEqual(early.error, "")
+
     def test_story_moves_with_the_lease(self) -> None:
         with self.edited(self.source(), LEASE=8):
             reuse = self.play("reuse-effect")
