@@ -1097,7 +1097,10 @@ class Played(NamedTuple):
 
 def plain(text: object) -> str:
     """Printable ASCII; any other character as a backslash escape."""
-    return re.sub(r"[^ -~]", lambda found: ascii(found[0])[1:-1], str(text))
+    line = str(text)
+    if line.isascii() and line.isprintable():
+        return line
+    return re.sub(r"[^ -~]", lambda found: ascii(found[0])[1:-1], line)
 
 
 def shorten(text: str, width: int) -> str:
