@@ -2702,8 +2702,8 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
         "--story",
         action="append",
         default=[],
-        help=f'play your own story, such as "{EXAMPLE}". Workers are A, B and C; they can also stop,'
-        " extend and go on. tick 5: go on to tick 5. A writes blind: without a look, and without an"
+        help=f'play your own story, such as "{EXAMPLE}". Workers are A, B and C; they can also stop'
+        " and extend. tick 5: go on to tick 5. A writes blind: without a look, and without an"
         " effect receipt. A writes key=... payload=...: another order. A writes 3 statements: so"
         " much of its SQL; A goes on: the rest",
     )
@@ -4783,8 +4783,8 @@ options:
   -h, --help        show this help message and exit
   --story STORY     play your own story, such as "A gets; A writes; tick 5; B
                     gets; B writes; B acks; A acks". Workers are A, B and C;
-                    they can also stop, extend and go on. tick 5: go on to tick
-                    5. A writes blind: without a look, and without an effect
+                    they can also stop and extend. tick 5: go on to tick 5. A
+                    writes blind: without a look, and without an effect
                     receipt. A writes key=... payload=...: another order. A
                     writes 3 statements: so much of its SQL; A goes on: the
                     rest
