@@ -534,8 +534,8 @@ class Job:
     """One message and its workers, on a queue and a database; what their acts come to, row by row.
 
     In a `story` nothing can change beside the acts, and an error that comes out of apply() is a
-    row and no more. Otherwise, in run_case(), each act first looks whether queue and database are
-    still as the last row left them, and so does the end of the `with` block.
+    row and no more. Otherwise, in run_case(), each act looks whether queue and database are as the
+    row before it left them, and so does the end of the `with` block.
     """
 
     def __init__(self, case: str, database: Database, *, story: bool = False) -> None:
@@ -550,7 +550,7 @@ class Job:
         self.events: list[Event] = []
         self.left_out: list[Step] = []  # the steps of workers that failed
         self.saved = committed(database)
-        self._known = self._queue_and_database()
+        self._deliveries = self._all_deliveries()
 
     def __enter__(self) -> "Job":
         return self
@@ -558,7 +558,8 @@ class Job:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close()
         if kind is None:
-            self._check()
+            self._check_queue()
+            self.check_database()
 
     def close(self) -> None:
         """End what is still inside apply()."""
@@ -571,7 +572,7 @@ class Job:
 
     def sends(self, order: Order) -> Iterator[Event]:
         """The producer sends the message. A case follows one."""
-        self._check()
+        self._check_queue()
         if self.message_id:
             raise Misstep("the message is sent already, and a case follows one message")
         if not isinstance(order, Order):
@@ -582,7 +583,7 @@ class Job:
 
     def tick(self, now: int) -> Iterator[Event]:
         """Go on to tick `now`. A row stands only where a lease ends on the way."""
-        self._check()
+        self._check_queue()
         if now < self.now:
             raise Misstep(
                 f"it is tick {self.now} already, and ticks never run back",
@@ -606,7 +607,7 @@ class Job:
 
     def permits(self, worker: Worker, verb: str) -> None:
         """Misstep: the worker cannot do that now."""
-        self._check()
+        self._check_queue()
         letter = str(worker.name)[-1:]
         if not self.message_id:
             raise Misstep("no message is sent yet: job.sends() comes first")
@@ -641,10 +642,10 @@ class Job:
 
     def row(self, actor: str, verb: str, result: Any) -> Event:
         """The row of an act that took place just now, and of what came of it."""
-        action, lines = VERBS[verb].tell(self, actor, result)
         seen = result if isinstance(result, Seen) else None
-        if not self.story:  # in a story only apply() commits, and its call reads it back
-            self.saved = self.read()
+        if not seen:  # a call of apply() has read back what it committed
+            self.check_database()
+        action, lines = VERBS[verb].tell(self, actor, result)
         event = Event(
             job=self,
             case=self.case,
@@ -664,7 +665,7 @@ class Job:
             **(seen.order._asdict() if seen else {}),
         )
         self.events.append(event)
-        self._known = self._queue_and_database()
+        self._deliveries = self._all_deliveries()
         return event
 
     def passes_on(self, result: object) -> None:
@@ -684,20 +685,24 @@ class Job:
                 raise
             return self.saved
 
-    def _check(self) -> None:
-        """Misstep: something changed beside the acts."""
-        if self.story:
-            return
-        self.saved = self.read()
-        if self._queue_and_database() != self._known:
-            raise Misstep(
-                "queue or database changed and no row tells of it: whatever takes place is an act,"
-                " such as yield from worker_b.acks()"
-            )
+    def check_database(self) -> None:
+        """Misstep: something was committed beside the acts."""
+        if not self.story and self.read() != self.saved:
+            raise Misstep(UNTOLD)
 
-    def _queue_and_database(self) -> object:
-        messages = self.queue.messages.values()
-        return [(list(m.deliveries), m.settled) for m in messages], self.saved
+    def _check_queue(self) -> None:
+        """Misstep: something was delivered or settled beside the acts."""
+        if not self.story and self._all_deliveries() != self._deliveries:
+            raise Misstep(UNTOLD)
+
+    def _all_deliveries(self) -> object:
+        return [(list(m.deliveries), m.settled) for m in self.queue.messages.values()]
+
+
+UNTOLD = (
+    "queue or database changed and no row tells of it: whatever takes place is an act, such as"
+    " yield from worker_b.acks()"
+)
 
 
 def committed(database: Database) -> Committed:
@@ -817,6 +822,7 @@ class Call:
 
     def goes_on(self, statements: int | None) -> Seen:
         """Run so many statements, or to the end. Returns what was seen."""
+        self.job.check_database()
         earlier = len(self.seen)
         self._left = float("inf") if statements is None else statements
         alone = [worker.call for worker in self.job.inside()] == [self]
@@ -885,7 +891,7 @@ class Call:
         self.next = ""
         self.seen.append(Statement(number, text, repr(values), before, ""))
         connection.note(text, False)
-        if re.match(r"(SELECT|WITH)\b.*\b(receipts|drafts)\b", text, re.I):
+        if reads(text) and ("receipts" in text.lower() or "drafts" in text.lower()):
             found = any(any(row) for row in connection.answer(sql, values))
             there = saved_in(connection.answer)
             self.seen.append(look(text, found, self.order, there, before))
@@ -964,7 +970,7 @@ class Call:
         if not locks:
             return ""
         holder = max(locks, key=lambda name: locks[name])
-        if connection.lock and not re.match("COMMIT|END", sql, re.I):
+        if connection.lock and not sql.upper().startswith(("COMMIT", "END")):
             self._at_once = f"cannot wait: it has read or written already, and so has {holder}"
             return ""
         return holder
@@ -1058,9 +1064,9 @@ class Connection(sqlite3.Connection):
         if not self.was_open:
             self.lock = 0
         elif not locked:
-            begins = re.match(r"BEGIN\b(?!.*(IMMEDIATE|EXCLUSIVE))", sql, re.I)
-            reads = re.match(r"(SELECT|WITH)\b", sql, re.I)
-            self.lock = max(self.lock, 0 if begins else 1 if reads else 2)
+            word = sql.upper()
+            waits = word.startswith("BEGIN") and "IMMEDIATE" not in word and "EXCLUSIVE" not in word
+            self.lock = max(self.lock, 0 if waits else 1 if reads(sql) else 2)
 
 
 class Cursor(sqlite3.Cursor):
@@ -1070,12 +1076,16 @@ class Cursor(sqlite3.Cursor):
 
     def execute(self, sql: str, values: Any = ()) -> Any:
         run = functools.partial(super().execute, sql, values)
-        if re.match(r"\s*PRAGMA\b", str(sql), re.I):
+        if str(sql).lstrip().upper().startswith("PRAGMA"):
             self.connection.call.refuse_if_stopped()
             result = run()
             self.connection.answer("PRAGMA busy_timeout = 0")
             return result
         return self.connection.call.statement(self, sql, values, run)
+
+
+def reads(sql: str) -> bool:
+    return sql.upper().startswith(("SELECT", "WITH"))
 
 
 def look(sql: str, found: bool, order: Order, there: Committed, before: Committed) -> Look:
@@ -1084,7 +1094,7 @@ def look(sql: str, found: bool, order: Order, there: Committed, before: Committe
     Its own call may have written there already; `before` is what was committed.
     """
     key = order[:2]
-    if re.search(r"\breceipts\b", sql, re.I):
+    if "receipts" in sql.lower():
         receipt = there.receipt_of(key)
         if not receipt:
             return Look(True, "an effect receipt of another key" if found else "no effect receipt")
@@ -3552,7 +3562,8 @@ class CaseTest(PublishedStoryTest):
             error = self.play("normal").error
         text = "normal: OperationalError: unable to open database file"
         self.assertRegex(error, rf"^{text} \(in the folder .+\)$")
-        with self.edit("yield from worker_a.gets()", "os.remove(database)"):
+        gets = "yield from worker_a.gets()"
+        with self.edit(gets, f"os.remove(database)\n        {gets}"):
             error = self.play("normal").error
         self.assertRegex(error, r"^normal: FileNotFoundError: .* \(in the folder .+\)$")
 
