@@ -4866,12 +4866,18 @@ options:
         said = self.lab_with(Interrupted(), "demo", "--step")
         self.assertEqual((said.status, said.err), (130, "\ninterrupted\n"))
 
+    def hear(self, number: int) -> None:
+        """Where the tests run with a signal ignored, as under nohup, hear it all the same."""
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        self.addCleanup(signal.signal, number, signal.signal(number, usual))
+
     def test_signal_ends_the_run_with_its_status_and_nothing_is_left(self) -> None:
         if os.name == "nt":
             self.skipTest("Windows ends a process by force, and cannot be asked to")
         for name, status in (("SIGTERM", 143), ("SIGHUP", 129)):
             with self.subTest(name):
                 os.mkdir(name)
+                self.hear(getattr(signal, name))
                 environment = {**os.environ, "TMPDIR": os.path.abspath(name)}
                 run = self.process(FILE, "demo", "--step", stdin=-1, stderr=-1, env=environment)
                 while "Ctrl-C leaves" not in run.stdout.readline():
@@ -4885,6 +4891,7 @@ options:
     def test_signal_is_held_while_a_temporary_folder_is_made_and_removed(self) -> None:
         for number, error in ((signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)):
             done = []
+            self.hear(number)
             with self.assertRaises(error), SIGNALS.heard(), SIGNALS.held():
                 signal.raise_signal(number)
                 done.append(True)
