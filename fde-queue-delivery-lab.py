@@ -1278,7 +1278,10 @@ def ending(seen: Seen, action: str, saved: Committed) -> list[Line]:
     if action == "conflict":
         return [Line("is REFUSED: operation_conflict")]
     if action == "reuse":
-        return [Line(f"REPLAYS draft {repeated(seen, saved)}: writes nothing")]
+        number = repeated(seen, saved)
+        if any(thing.draft_id == number for thing in seen.of(Look)):
+            return [Line(f"REPLAYS draft {number}: writes nothing")]
+        return [Line(f"writes nothing, draft {number} is there")]
     if not seen.ended:
         return [Line(cut(f"pauses before {seen.next}"))]
     if action == "write":
@@ -1619,6 +1622,7 @@ def take(step: Step, job: Job) -> Iterator[Event]:
 # == 10. The search: every schedule of two deliveries, statement by statement ======================
 MOST_PLAYS = 1000
 PROGRAM = "writes; acks"
+FAILED = "failed"  # of a schedule in which a worker did
 
 
 class Move(NamedTuple):
@@ -1652,13 +1656,11 @@ class Search:
 
     def __init__(self, programs: list[list[Move]], folder: str) -> None:
         self.programs = programs
-        self.counts = dict.fromkeys(WORDS, 0)  # schedules, by their conclusion
+        self.counts = dict.fromkeys([*WORDS, FAILED], 0)  # schedules, by what they come to
         self.stories: dict[str, str] = {}  # the shortest of each
-        self.failed = 0  # schedules in which a worker failed
-        self.failing = ""  # the shortest of them
         self._folder = folder
         self._plays = 0
-        self._judged: dict[Any, tuple[str, bool]] = {}  # by point
+        self._judged: dict[Any, list[str]] = {}  # by point
         self._steps: dict[Move, Step] = {}
         self._template = os.path.join(folder, "template.sqlite3")
         create_database(self._template)
@@ -1692,9 +1694,8 @@ class Search:
                 return
             if here not in self._judged:
                 self._judged[here] = self._judge(job, [*point.moves, move])
-            word, failed = self._judged[here]
-            self.counts[word] += point.ways
-            self.failed += point.ways if failed else 0
+            for word in self._judged[here]:
+                self.counts[word] += point.ways
 
     @contextmanager
     def _play(self, moves: tuple[Move, ...]) -> Iterator[Job]:
@@ -1756,34 +1757,31 @@ class Search:
         queue = tuple((tuple(message.deliveries), message.settled) for message in messages)
         return job.now, queue, job.saved, tuple(places)
 
-    def _judge(self, job: Job, moves: list[Move]) -> tuple[str, bool]:
-        """Play on to the end, and say what it comes to, and whether a worker failed."""
+    def _judge(self, job: Job, moves: list[Move]) -> list[str]:
+        """Play on to the end. Returns its conclusion's word and, if a worker failed, FAILED."""
+        for move in self._ending(job):
+            self._go_on(job, [move])
+            moves.append(move)
+        words = [conclude(job).word]
+        if any(has_given_up(worker, "failed") for worker in job.workers.values()):
+            words.append(FAILED)
+        for word in words:
+            self.stories.setdefault(word, "; ".join(move.text() for move in joined(moves)))
+        return words
 
-        def go_on(*further: Move) -> None:
-            moves.extend(further)
-            self._go_on(job, further)
-
+    def _ending(self, job: Job) -> Iterator[Move]:
+        """Both workers stop. If the message is not settled, one more gets it and does its work."""
         for letter, left in self._left(job).items():
-            worker = job.worker(f"worker {letter}")
-            if left and not (worker.call and worker.call.ended == "failed"):
-                go_on(Move(letter, "stops"))
+            if left and not has_given_up(job.worker(f"worker {letter}"), "failed"):
+                yield Move(letter, "stops")
         if job.state() == "in_flight":
-            go_on(Move("", f"tick {job.expires_at()}"))
+            yield Move("", f"tick {job.expires_at()}")
         if job.state() == "ready":
             letter = WORKERS[len(job.workers)]
-            go_on(Move(letter, "gets"))
+            yield Move(letter, "gets")
             for step in self.programs[-1]:
                 if not has_given_up(job.worker(f"worker {letter}")):
-                    go_on(step._replace(letter=letter, statements=0))
-        word = conclude(job).word
-        failed = any(
-            worker.call and worker.call.ended == "failed" for worker in job.workers.values()
-        )
-        story = "; ".join(move.text() for move in joined(moves))
-        self.stories.setdefault(word, story)
-        if failed and not self.failing:
-            self.failing = story
-        return word, failed
+                    yield step._replace(letter=letter, statements=0)
 
 
 def all_of(rows: Iterator[Event]) -> None:
@@ -1791,9 +1789,9 @@ def all_of(rows: Iterator[Event]) -> None:
         pass
 
 
-def has_given_up(worker: Worker) -> bool:
+def has_given_up(worker: Worker, *how: str) -> bool:
     """Whether its newest write was refused, or failed: it takes no further step."""
-    return worker.call is not None and worker.call.ended in ("refused", "failed")
+    return worker.call is not None and worker.call.ended in (how or ("refused", "failed"))
 
 
 def joined(moves: Sequence[Move]) -> list[Move]:
@@ -2631,28 +2629,26 @@ def show_search(programs: list[list[Move]]) -> int:
         if story:
             played = play_in(folder, "story", parse_story(story))
             say(*wrapped(what), "", titled(played.name), *account(played), "")
-    total = sum(search.counts.values())
+    total = sum(search.counts.values()) - search.counts[FAILED]
     say(f"{total} schedules (counts, no odds; another apply() has other counts), of which end")
     for word, number in search.counts.items():
         if number:
-            say(f"{number:>6} {word}")
+            say(f"in {number} of them a worker failed" if word == FAILED else f"{number:>6} {word}")
             if word != "once":
                 say(f'       --story "{search.stories[word]}"')
-    if search.failed:
-        say(f"in {search.failed} of them a worker failed")
-        say(f'       --story "{search.failing}"')
     if not story:
         say("and nobody failed: so it is for one message, one key and its payload.")
     return int(any(search.counts[word] for word in WRONG))
 
 
 def worst(search: Search) -> tuple[str, str]:
-    """The schedule to show, and what it is; none where all is well."""
-    wrong = [search.stories[word] for word in search.stories if word in WRONG]
-    if wrong:
-        return "The shortest that goes wrong:", wrong[0]
-    if search.failing:
-        return "None goes wrong. The shortest in which a worker fails:", search.failing
+    """What the schedule to show is, and its story; none where all is well."""
+    for word, story in search.stories.items():
+        if word in WRONG:
+            return "The shortest that goes wrong:", story
+    if FAILED in search.stories:
+        what = "None goes wrong. The shortest in which a worker fails:"
+        return what, search.stories[FAILED]
     what = (
         "None goes wrong. A conflict is no fault: it is what different payloads under one key must"
         " come to. The shortest:"
@@ -3194,17 +3190,17 @@ class DatabaseTest(LabTest):
     def test_receipt_rolls_back_with_effect(self) -> None:
         for action in ("ABORT", "ROLLBACK"):  # with ROLLBACK, SQLite ends the transaction itself
             with self.subTest(action=action):
-                with connect(self.database) as db:
+                create_database(action)
+                with connect(action) as db:
                     stop = f"BEGIN SELECT RAISE({action}, 'in between'); END"
                     db.execute(f"CREATE TRIGGER stop BEFORE INSERT ON receipts {stop}")
-                before = committed(self.database)
                 with self.assertRaisesRegex(sqlite3.IntegrityError, "^in between$"):
-                    self.apply(operation=action)
-                self.assertEqual(committed(self.database), before)
+                    apply(action, **self.order)
+                self.assertEqual(committed(action), ((), ()))
 
-                with connect(self.database) as db:
+                with connect(action) as db:
                     db.execute("DROP TRIGGER stop")
-                self.assertEqual(self.apply(operation=action).status, "created")
+                self.assertEqual(apply(action, **self.order).status, "created")
 
     def test_second_write_under_the_same_key_finds_the_first(self) -> None:
         self.assertEqual(self.apply(), ("created", 1))
@@ -3840,7 +3836,7 @@ uuid: A gets; A writes; A stops; tick 5; B gets; B writes; B acks
     draft 2 and its effect receipt
 except around no look: A gets; A writes; A stops; tick 5; B gets; B writes; B acks
     2 1 1 settled once: reuse of worker B | does not look; fails at 3: INSERT INTO receipts
-    (te...; REPLAYS draft 1: writes nothing
+    (te...; writes nothing, draft 1 is there
 except around BEGIN: A gets; A writes 2; tick 5; B gets; B writes 3; A goes on; A stops; B stops
     2 0 0 in_flight pending: none | fails at 3: INSERT INTO drafts (tena...; returns, and has
     committed nothing
