@@ -1904,7 +1904,9 @@ def wrapped(text: str) -> list[str]:
 
 def pieces(text: str, width: int) -> list[str]:
     """A text on as many lines as it needs."""
-    return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
+    if len(text) <= width:
+        return [text]
+    return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 def titled(text: str) -> str:
