@@ -40,7 +40,6 @@ import shutil
 import signal
 import textwrap
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from errno import EINVAL
@@ -550,7 +549,7 @@ class Job:
         self.events: list[Event] = []
         self.left_out: list[Step] = []  # the steps of workers that failed
         self.saved = committed(database)
-        self._deliveries = self._all_deliveries()
+        self._known = self._state()
 
     def __enter__(self) -> "Job":
         return self
@@ -584,6 +583,8 @@ class Job:
     def tick(self, now: int) -> Iterator[Event]:
         """Go on to tick `now`. A row stands only where a lease ends on the way."""
         self._check_queue()
+        if not isinstance(now, int):
+            raise Misstep(f"a tick is a whole number, not {now!r}")
         if now < self.now:
             raise Misstep(
                 f"it is tick {self.now} already, and ticks never run back",
@@ -593,6 +594,7 @@ class Job:
             self.now = self.expires_at()
             yield self.row("time", "tick", None)
         self.now = now
+        self._known = self._state()
 
     def state(self) -> str:
         """The message's; before it is sent there is none."""
@@ -665,7 +667,7 @@ class Job:
             **(seen.order._asdict() if seen else {}),
         )
         self.events.append(event)
-        self._deliveries = self._all_deliveries()
+        self._known = self._state()
         return event
 
     def passes_on(self, result: object) -> None:
@@ -691,17 +693,20 @@ class Job:
             raise Misstep(UNTOLD)
 
     def _check_queue(self) -> None:
-        """Misstep: something was delivered or settled beside the acts."""
-        if not self.story and self._all_deliveries() != self._deliveries:
+        """Misstep: something else changed beside the acts."""
+        if not self.story and self._state() != self._known:
             raise Misstep(UNTOLD)
 
-    def _all_deliveries(self) -> object:
-        return [(list(m.deliveries), m.settled) for m in self.queue.messages.values()]
+    def _state(self) -> object:
+        """All but the database: what only acts may change."""
+        messages = [(list(m.deliveries), m.settled) for m in self.queue.messages.values()]
+        names = [worker.name for worker in self.workers.values()]
+        return messages, names == list(self.workers), self.now, self.order, self.message_id
 
 
 UNTOLD = (
-    "queue or database changed and no row tells of it: whatever takes place is an act, such as"
-    " yield from worker_b.acks()"
+    "something changed and no row tells of it: whatever takes place is an act, such as yield from"
+    " worker_b.acks()"
 )
 
 
@@ -808,7 +813,7 @@ class Call:
         self.seen: list[Any] = []  # Statement, Look and Commit, in order
         self.next = ""
         self.connections: list[Connection] = []
-        self.cursors: weakref.WeakSet[Cursor] = weakref.WeakSet()
+        self.cursors: list[Cursor] = []
         self.reads = False  # the lab itself, on behalf of this call
         self._work = work
         self._reuse = reuse
@@ -817,6 +822,7 @@ class Call:
         self._stopped = False
         self._left = 0.0  # statements that it may still run in this step
         self._thread: threading.Thread | None = None
+        self._parked = False  # it waits, and runs nothing
         self._go = threading.Semaphore(0)
         self._back = threading.Semaphore(0)
 
@@ -828,13 +834,16 @@ class Call:
         alone = [worker.call for worker in self.job.inside()] == [self]
         with watched(self):
             if self._thread:
+                self._parked = False
                 self._go.release()
                 self._wait()
             elif alone and statements is None:
                 self._run()
             else:
-                self._thread = threading.Thread(target=self._run_in_thread, daemon=True)
-                self._thread.start()
+                with SIGNALS.held():  # or one could come between the two
+                    thread = threading.Thread(target=self._run_in_thread, daemon=True)
+                    thread.start()
+                    self._thread = thread
                 self._wait()
         return Seen(
             order=self.order,
@@ -855,7 +864,8 @@ class Call:
             return
         with watched(self):
             self._stopped = True
-            self._close()
+            if self._parked or self._back.acquire(timeout=PATIENCE):
+                self._close()  # not while it runs: SQLite would not bear that
             self._go.release()
             if self._thread:
                 self._thread.join(PATIENCE)
@@ -865,7 +875,7 @@ class Call:
         """Run a statement, when this call may. While it has to wait, others go on."""
         connection = cursor.connection
         number = 1 + sum(isinstance(thing, Statement) for thing in self.seen)
-        text = " ".join(str(sql).split())
+        text = " ".join(without_comment(sql).split())
         self.next = f"{number}: {text}"
         self._at_once = ""
         self._pause()
@@ -891,7 +901,7 @@ class Call:
         self.next = ""
         self.seen.append(Statement(number, text, repr(values), before, ""))
         connection.note(text, False)
-        if reads(text) and ("receipts" in text.lower() or "drafts" in text.lower()):
+        if is_look(text):
             found = any(any(row) for row in connection.answer(sql, values))
             there = saved_in(connection.answer)
             self.seen.append(look(text, found, self.order, there, before))
@@ -945,6 +955,7 @@ class Call:
     def _wait(self) -> None:
         while not self._back.acquire(timeout=1):  # seconds, so that Windows hears a Ctrl-C
             pass
+        self._parked = True
 
     def _pause(self) -> None:
         """Where no statement is left in this step, wait for the next one."""
@@ -1041,7 +1052,7 @@ class Connection(sqlite3.Connection):
 
     def cursor(self, factory: Any = None) -> Any:
         cursor = super().cursor(Cursor)
-        self.call.cursors.add(cursor)
+        self.call.cursors.append(cursor)
         return cursor
 
     def answer(self, sql: str, values: Any = ()) -> list[Any]:
@@ -1075,17 +1086,28 @@ class Cursor(sqlite3.Cursor):
     connection: Connection
 
     def execute(self, sql: str, values: Any = ()) -> Any:
+        # Of a connection that apply() keeps from call to call, the call is the one that runs now.
+        call = getattr(WATCHED, "call", None) or self.connection.call
         run = functools.partial(super().execute, sql, values)
-        if str(sql).lstrip().upper().startswith("PRAGMA"):
-            self.connection.call.refuse_if_stopped()
+        if without_comment(sql).upper().startswith("PRAGMA"):
+            call.refuse_if_stopped()
             result = run()
             self.connection.answer("PRAGMA busy_timeout = 0")
             return result
-        return self.connection.call.statement(self, sql, values, run)
+        return call.statement(self, sql, values, run)
+
+
+def without_comment(sql: object) -> str:
+    """An SQL text from its first word on."""
+    return re.sub(r"^(\s|--.*\n|/\*(.|\n)*?\*/)+", "", str(sql))
 
 
 def reads(sql: str) -> bool:
     return sql.upper().startswith(("SELECT", "WITH"))
+
+
+def is_look(sql: str) -> bool:
+    return reads(sql) and ("receipts" in sql.lower() or "drafts" in sql.lower())
 
 
 def look(sql: str, found: bool, order: Order, there: Committed, before: Committed) -> Look:
@@ -1258,7 +1280,7 @@ def looked_earlier(seen: Seen) -> Iterator[Line]:
     if looks:
         found = "found" if looks[-1].finds else "missed"
         yield Line(f"looked before: {found} {looks[-1].what}")
-    elif seen.of(Statement) and not seen.of(Look):
+    elif seen.of(Statement) and not any(is_look(statement.sql) for statement in seen.of(Statement)):
         yield Line("does not look")
 
 
@@ -2482,18 +2504,21 @@ def play(name: str, plot: str, story: Any, folder: str) -> Played:
     try:
         for event in story:
             line = story.gi_frame.f_lineno
-            if not isinstance(event, Event) or event not in event.job.events[len(events) :][:1]:
+            rows = event.job.events[len(events) :] if isinstance(event, Event) else []
+            if event in rows[1:]:
+                raise Misstep(NOT_YIELDED)
+            if event not in rows:
                 raise Misstep("what is yielded is not the row of an act that took place just now")
             events.append(event)
         if not events:
             raise Misstep("no row was yielded")
         job = events[-1].job
         if len(events) < len(job.events):
-            raise Misstep("an act took place and its row was not yielded: write yield from")
+            raise Misstep(NOT_YIELDED)
         return Played(name, plot, events, conclude(job), "")
-    except UsageError:
+    except (UsageError, KeyboardInterrupt, Terminated):
         raise
-    except (Exception, SystemExit, GeneratorExit) as error:
+    except BaseException as error:
         text = str(error) if isinstance(error, Misstep) else error_text(origin(error))
         place = place_of(error, line)
         if is_of_a_file(error, events):
@@ -2505,6 +2530,9 @@ def play(name: str, plot: str, story: Any, folder: str) -> Played:
             story.close()
         for event in events[-1:]:
             event.job.close()
+
+
+NOT_YIELDED = "an act took place and its row was not yielded: write yield from"
 
 
 def origin(error: BaseException) -> BaseException:
@@ -3544,6 +3572,7 @@ class CaseTest(PublishedStoryTest):
             "StopIteration('x')": "StopIteration: x",
             "SystemExit": "SystemExit: ",
             "GeneratorExit": "GeneratorExit: ",
+            "BaseException('q')": "BaseException: q",
             "type('Mute', (Exception,), {'__str__': None})": r"Mute: \(its text cannot be made\)",
         }
         places = {"run_case": "        if worker_b.refused:", "apply": "    os.stat(database)"}
@@ -3642,13 +3671,13 @@ Order(TENANT, "J-12:draft:v1", "replace the pump seal")
     -> TypeError: a message carries an Order, not str
 yield from worker_b.acks()
     -> job.queue.ack(worker_b.delivery.receipt, now=job.now)
-    -> queue or database changed and no row tells of it
+    -> something changed and no row tells of it
 yield from job.tick(LEASE + 2)
     -> job.queue.send("", now=job.now)
-    -> queue or database changed and no row tells of it
+    -> something changed and no row tells of it
 yield from job.tick(LEASE + 2)
     -> apply(database, tenant="a", **{"operation": "b"}, payload="c")
-    -> queue or database changed and no row tells of it
+    -> something changed and no row tells of it
 yield from job.tick(LEASE + 2)
     -> yield from job.tick(1)
     -> it is tick 6 already, and ticks never run back
@@ -3673,6 +3702,18 @@ yield from worker_b.acks()
 yield from worker_b.acks()
     -> yield from worker_b.goes_on()
     -> worker B is not inside apply()
+yield from job.tick(LEASE)
+    -> job.now = LEASE
+    -> something changed and no row tells of it
+yield from job.tick(LEASE)
+    -> worker_b.name = "worker A"
+    -> something changed and no row tells of it
+yield from job.tick(LEASE)
+    -> yield from job.tick(float("nan"))
+    -> a tick is a whole number, not nan
+yield from job.tick(LEASE)
+    -> list(job.tick(LEASE))
+    -> an act took place and its row was not yielded: write yield from
 """
 
     def test_what_cannot_be_or_has_no_row_is_an_error_line_that_says_so(self) -> None:
@@ -3738,6 +3779,13 @@ class ApplyTest(PublishedStoryTest):
             "payload),\n            ).fetch",
         ),
         "look by the tenant alone": (" AND operation = ?", " AND ? <> ''"),
+        "look behind a comment": ('"SELECT payload', '"-- look\\n /* now */ SELECT payload'),
+        "look misspelt": ("SELECT payload", "SELECT paylaod"),
+        "kept connection": (
+            "with connect(database) as db:",
+            "for db in KEPT or [sqlite3.connect(database, isolation_level=None)]:\n"
+            "        KEPT[:] = [db]",
+        ),
         "look in drafts": ("payload, draft_id FROM receipts", "payload, id FROM drafts"),
         "with db": (
             *(BEGIN, "", COMMIT, "        pass", "connect(database) as db:"),
@@ -3818,6 +3866,15 @@ look by the tenant alone: A gets; A writes; A writes key=x
     1 1 1 in_flight pending: none | uses the key 'north / x'; runs 1: BEGIN IMMEDIATE; runs 2:
     SELECT payload, draft_id FRO...; looks: finds an effect receipt of another key; returns, and
     has committed nothing
+look behind a comment: A gets; A writes; A writes
+    1 1 1 in_flight pending: none | looks: finds effect receipt of draft 1; REPLAYS draft 1: writes
+    nothing
+look misspelt: A gets; A writes; A acks
+    1 0 0 in_flight pending: none | fails at 2: SELECT paylaod, draft_id...; FAILS:
+    OperationalError: no such column: paylaod; has committed nothing
+kept connection: A gets; A writes 2; tick 5; B gets; B writes; A goes on
+    2 1 1 in_flight pending: none | does not look; fails at 1: BEGIN IMMEDIATE; FAILS:
+    OperationalError: cannot start a transaction within a transaction; has committed nothing
 look in drafts: A gets; A writes blind; A writes; A acks; A stops
     1 1 0 settled once: reuse of worker A | looks: finds draft 1; REPLAYS draft 1: writes
     nothing
@@ -3865,7 +3922,7 @@ changes before a refusal: A gets; A writes; A writes payload=x
 """
 
     def play_changed(self, edits: tuple[str, ...], story: str) -> Played:
-        with self.edited("apply", self.changed("apply", *edits)):
+        with self.edited("apply", self.changed("apply", *edits), KEPT=[]):
             return self.tell(story)
 
     def test_change_of_apply_is_told_as_it_was_seen(self) -> None:
@@ -3883,7 +3940,8 @@ changes before a refusal: A gets; A writes; A writes payload=x
         self,
     ) -> None:
         for name, edits in self.EDITS.items():
-            with self.subTest(name), self.edited("apply", self.changed("apply", *edits)):
+            source = self.changed("apply", *edits)
+            with self.subTest(name), self.edited("apply", source, KEPT=[]):
                 self.assertTrueRows(self.play("reuse-effect"))
 
 
@@ -4189,6 +4247,24 @@ class InsideTest(PublishedStoryTest):
             played = self.tell("A gets; A writes 4; A stops; tick 5")
         self.assertEqual(played.events[-1].drafts, 0)
         self.assertEqual(played.error, "")
+
+    def test_interrupt_while_a_worker_runs_closes_nothing_under_it(self) -> None:
+        found = []
+
+        def interrupt(call: Call) -> None:
+            raise KeyboardInterrupt
+
+        def work_on(db: Any) -> None:
+            threading.Event().wait(0.1)
+            found.append(db.in_transaction)  # an error where it is closed
+
+        self.addCleanup(setattr, Call, "_wait", Call._wait)
+        Call._wait = interrupt  # type: ignore
+        begin = '        db.execute("BEGIN IMMEDIATE")\n'
+        source = self.changed("apply", begin, f"{begin}        work_on(db)\n")
+        with self.edited("apply", source, work_on=work_on), self.assertRaises(KeyboardInterrupt):
+            self.tell("A gets; A writes 3")
+        self.assertEqual(found, [True])
 
     def test_thread_that_will_not_end_is_left_behind_and_is_refused_all_the_same(self) -> None:
         wait = threading.Event()
