@@ -2234,7 +2234,7 @@ LOOK = "a worker's look"
 RECOGNISERS = {"n": NOBODY, "q": QUEUE, "w": LOOK}
 HOW_TO_GUESS = (
     "Before each row, say what it will show: the message's state, r(eady), i(n flight) or"
-    " s(ettled), and the number of saved drafts, for example: i 1. Enter skips, Ctrl-C leaves."
+    " s(ettled), and how many drafts are saved, for example: i 1. Enter skips, Ctrl-C leaves."
 )
 CANNOT_ASK = "  No answers can be read here: run it in a terminal to be asked."
 
@@ -2610,8 +2610,10 @@ def workplace(keep: str | None) -> Iterator[str]:
     try:
         if not os.path.isdir(keep):
             os.mkdir(keep)
-        elif os.listdir(keep) or not os.access(keep, os.W_OK):
-            raise LabError(f"{keep} is not empty, or closed to you: name a new folder for --keep")
+        elif os.listdir(keep):
+            raise LabError(f"{keep} is not empty: name a new folder for --keep")
+        elif not os.access(keep, os.W_OK):
+            raise LabError(f"{keep} is closed to you: name a new folder for --keep")
     except OSError as error:
         raise LabError(f"{keep} cannot be made: {error.strerror}; name a new folder") from None
     yield keep
@@ -2642,7 +2644,7 @@ WHAT_IS_SEARCHED = (
     " statement; the end of a lease; a delivery. It may break off after any of them: there both"
     " workers stop, and if the message is not settled, one more worker gets it and does the second"
     " program, undisturbed. Then it is judged. These go wrong: duplicated, lost, mistaken, two"
-    " actions; and pending, when even that last worker did not settle the message."
+    " actions; and pending, when not even that last worker settled it, without a conflict."
 )
 
 
@@ -2667,8 +2669,10 @@ def show_search(programs: list[list[Move]]) -> int:
             say(f"in {number} of them a worker failed" if word == FAILED else f"{number:>6} {word}")
             if word != "once":
                 say(f'       --story "{search.stories[word]}"')
+    if not search.counts[FAILED]:
+        say("and in none of them a worker failed.")
     if not story:
-        say("and nobody failed: so it is for one message, one key and its payload.")
+        say("So it is for one message, one key and its payload.")
     return int(any(search.counts[word] for word in WRONG))
 
 
@@ -4306,7 +4310,7 @@ single SQL statement; the end of a lease; a delivery. It may break off after
 any of them: there both workers stop, and if the message is not settled, one
 more worker gets it and does the second program, undisturbed. Then it is
 judged. These go wrong: duplicated, lost, mistaken, two actions; and pending,
-when even that last worker did not settle the message.
+when not even that last worker settled it, without a conflict.
 
 The shortest that goes wrong:
 
@@ -4331,6 +4335,7 @@ key: nobody will be asked again.
    637 once
     87 lost
        --story "A gets; A acks; A stops"
+and in none of them a worker failed.
 """
 
     def numbers(self, *programs: str) -> str:
@@ -4490,7 +4495,7 @@ or there is nothing to recognise)?
                                                       message    saved   effect
 tick event, > decides the outcome                     state     drafts receipts
 Before each row, say what it will show: the message's state, r(eady), i(n
-flight) or s(ettled), and the number of saved drafts, for example: i 1. Enter
+flight) or s(ettled), and how many drafts are saved, for example: i 1. Enter
 skips, Ctrl-C leaves.
 ? tick 0: producer sends a message. State and drafts?
    0 producer sends message 1: north / J-12:draft:v1
@@ -4749,7 +4754,7 @@ moments, and what you wrote down about a real service.
     def test_kept_folder_must_be_new_or_empty(self) -> None:
         os.mkdir("full")
         create_database("full/x")
-        why = "full is not empty, or closed to you: name a new folder for --keep"
+        why = "full is not empty: name a new folder for --keep"
         self.assertRefused(why, "--keep", "full")
         for folder in ("full/x", "no/new", "x" * 300):
             why = f"{folder} cannot be made: .+; name a new folder"
