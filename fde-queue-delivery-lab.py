@@ -3370,7 +3370,7 @@ class PublishedTest(LabTest):
         import difflib
 
         said = self.lab("demo")
-        seen = (said.out + said.err).splitlines()
+        seen = said.out.splitlines() + [f"error output: {line}" for line in said.err.splitlines()]
         names = ("as published", "as seen here")
         diff = difflib.unified_diff(PUBLISHED_DEMO.splitlines(), seen, *names, lineterm="", n=1)
         changes = "\n".join(diff)
@@ -3776,6 +3776,8 @@ class ApplyTest(PublishedStoryTest):
         "no look": NO_LOOK,
         "BEGIN": PLAIN_BEGIN,
         "no transaction": (BEGIN, "", COMMIT, "        pass"),
+        "commit() in between": (RECEIPT, f"        db.commit()\n{BEGIN}{RECEIPT}"),
+        "no second COMMIT": (COMMIT, "        pass", RECEIPT, f"{COMMIT}\n{BEGIN}{RECEIPT}"),
         "no COMMIT": (COMMIT, "        pass"),
         "raise between": RAISE,
         "no comparison": NO_COMPARISON,
@@ -3853,6 +3855,13 @@ no transaction: A gets; A writes 2; A stops; tick 5; B gets; B writes; B acks
     2 2 1 settled duplicated: commit of worker B | runs 1: SELECT payload, draft_id FRO...;
     looks: finds no effect receipt; runs 2: INSERT INTO drafts (tenant, ...; COMMITS draft 1 and
     no effect receipt; pauses before 3: INSERT INTO receipt...
+commit() in between: A gets; A writes 4
+    1 1 0 in_flight pending: none | runs 1: BEGIN IMMEDIATE; runs 2: SELECT payload, draft_id
+    FRO...; looks: finds no effect receipt; runs 3: INSERT INTO drafts (tenant, ...; COMMITS draft 1
+    and no effect receipt; runs 4: BEGIN IMMEDIATE; pauses before 5: INSERT INTO receipt...
+no second COMMIT: A gets; A writes 4; A goes on
+    1 1 0 in_flight pending: none | runs 5: BEGIN IMMEDIATE; runs 6: INSERT INTO receipts
+    (tenant...; returns, and has committed nothing more
 no COMMIT: A gets; A writes; A acks; A stops
     1 0 0 settled lost: ack of worker A | runs 1: BEGIN IMMEDIATE; runs 2: SELECT payload,
     draft_id FRO...; looks: finds no effect receipt; runs 3: INSERT INTO drafts (tenant, ...;
@@ -4345,8 +4354,9 @@ and in none of them a worker failed.
         counted = re.findall("^ +([0-9]+) ([a-z ]+)$", said.out, re.M)
         failed = re.findall("^in ([0-9]+) of them", said.out, re.M) or ["0"]
         self.assertEqual(said.err, "")
-        found = re.findall(r'^ +--story "(.*)"$', said.out, re.M)
-        for story, (_, word) in zip(found, [c for c in counted if c[1] != "once"], strict=False):
+        self.found = re.findall(r'^ +--story "(.*)"$', said.out, re.M)
+        wrong = [count for count in counted if count[1] != "once"]
+        for story, (_, word) in zip(self.found, wrong, strict=False):
             self.assertEqual(self.tell(story).conclusion.word, word)
         together = ", ".join(" ".join(count) for count in counted)
         return f"{together}; {failed[0]} failed; status {said.status}"
@@ -4372,6 +4382,35 @@ and in none of them a worker failed.
         with self.edited("apply", self.changed("apply", *ApplyTest.NO_LOOK)):
             numbers = self.numbers("writes; acks")
         self.assertEqual(numbers, "65 once, 1176 pending; 1180 failed; status 1")
+        shortest = "A gets; A writes; A stops; tick 5; B gets; B writes"
+        self.assertEqual(self.found, [shortest, shortest])
+
+    def test_statements_that_follow_each_other_are_joined_in_a_story(self) -> None:
+        moves = [
+            *(Move("A", "gets"), Move("A", "writes", 1, "blind"), Move("A", "goes on", 1)),
+            *(Move("B", "writes", 1), Move("A", "goes on", 1), Move("A", "goes on")),
+            *(Move("B", "goes on", 1), Move("A", "acks"), Move("B", "goes on")),
+        ]
+        self.assertEqual(
+            [move.text() for move in joined(moves)],
+            [
+                *("A gets", "A writes 2 statements blind", "B writes 1 statement", "A goes on"),
+                *("B goes on 1 statement", "A acks", "B goes on"),
+            ],
+        )
+
+    def test_what_is_shown_is_what_goes_wrong_or_else_a_failure_or_else_a_conflict(self) -> None:
+        search = Search([], ".")
+        self.assertEqual(worst(search)[1], "")
+        for word, what in (
+            ("conflict", "None goes wrong. A conflict is no fault"),
+            (FAILED, "None goes wrong. The shortest in which a worker fails:"),
+            ("pending", "The shortest that goes wrong:"),
+            ("lost", "The shortest that goes wrong:"),
+        ):
+            search.stories[word] = word
+            self.assertTrue(worst(search)[0].startswith(what))
+            self.assertEqual(worst(search)[1], "pending" if word == "lost" else word)
 
     def test_schedules_that_never_come_to_the_same_point_are_given_up(self) -> None:
         edits = ("    os.stat(database)", "    import uuid\n\n    operation = str(uuid.uuid4())")
