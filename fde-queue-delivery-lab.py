@@ -1134,7 +1134,7 @@ def look(sql: str, found: bool, order: Order, there: Committed, before: Committe
 
 
 # == 7. The verbs: the word for each act, what it needs, and how its row tells of it ===============
-Told = tuple[str, list[Line]]  # what a row says: its action, and its lines
+Row = tuple[str, list[Line]]  # its action, and its lines
 STATEMENT_LINES = 6  # at most in one row
 
 
@@ -1143,12 +1143,12 @@ class Verb(NamedTuple):
 
     word: str  # of a story; "" for what no worker does
     tried: str  # what the actor does, whatever comes of it
-    tell: Callable[[Job, str, Any], Told]
+    tell: Callable[[Job, str, Any], Row]
     delivery: bool = True  # the worker needs one
     inside: bool | None = False  # whether it must be inside apply(); None: it may be
 
 
-def tell_sending(job: Job, actor: str, order: Order) -> Told:
+def tell_sending(job: Job, actor: str, order: Order) -> Row:
     key = shorten(plain(in_words(order[:2])), 22)
     lines = [
         Line(f"sends message {job.message_id}: {key}", "queue"),
@@ -1157,7 +1157,7 @@ def tell_sending(job: Job, actor: str, order: Order) -> Told:
     return "send", lines
 
 
-def tell_getting(job: Job, actor: str, delivery: Delivery | None) -> Told:
+def tell_getting(job: Job, actor: str, delivery: Delivery | None) -> Row:
     if delivery:
         text = f"gets {delivery.receipt}, leased until tick {delivery.expires_at}"
         return "deliver", [Line(text, "answer")]
@@ -1167,13 +1167,13 @@ def tell_getting(job: Job, actor: str, delivery: Delivery | None) -> Told:
     return "refuse", [Line(f"gets nothing: {why}", "answer")]
 
 
-def tell_acknowledging(job: Job, actor: str, result: Delivery | StaleReceipt) -> Told:
+def tell_acknowledging(job: Job, actor: str, result: Delivery | StaleReceipt) -> Row:
     if isinstance(result, StaleReceipt):
         return tell_stale("acknowledges", result)
     return "ack", [Line(f"ACKNOWLEDGES {result.receipt}", "ack")]
 
 
-def tell_extending(job: Job, actor: str, result: int | StaleReceipt) -> Told:
+def tell_extending(job: Job, actor: str, result: int | StaleReceipt) -> Row:
     if isinstance(result, StaleReceipt):
         return tell_stale("extends", result)
     receipt = job.workers[actor].delivery.receipt
@@ -1181,7 +1181,7 @@ def tell_extending(job: Job, actor: str, result: int | StaleReceipt) -> Told:
     return "extend", lines
 
 
-def tell_stale(tries: str, stale: StaleReceipt) -> Told:
+def tell_stale(tries: str, stale: StaleReceipt) -> Row:
     lines = [
         Line(f"{tries} {stale.receipt}", "ask"),
         Line(f"is REFUSED: stale_receipt, {stale.kind}", "answer"),
@@ -1189,11 +1189,11 @@ def tell_stale(tries: str, stale: StaleReceipt) -> Told:
     return "stale", lines
 
 
-def tell_lapse(job: Job, actor: str, result: object) -> Told:
+def tell_lapse(job: Job, actor: str, result: object) -> Row:
     return "lapse", [Line("passes: the message is ready", "queue")]
 
 
-def tell_stopping(job: Job, actor: str, result: object) -> Told:
+def tell_stopping(job: Job, actor: str, result: object) -> Row:
     """Where the worker stands with its newest delivery."""
     mine = [event for event in job.events if event.actor == actor]
     delivered = [event.step for event in mine if event.action == "deliver"][-1]
@@ -1219,7 +1219,7 @@ def tell_stopping(job: Job, actor: str, result: object) -> Told:
     return "stop", [Line(f"STOPS: {work}, {acknowledged}", "stop")]
 
 
-def tell_writing(job: Job, actor: str, seen: Seen) -> Told:
+def tell_writing(job: Job, actor: str, seen: Seen) -> Row:
     """What a step of apply() came to, in order."""
     action = what_came_of(seen, job.saved)
     in_part = action in ("write", "wait")  # then its statements tell what it did
@@ -1227,20 +1227,18 @@ def tell_writing(job: Job, actor: str, seen: Seen) -> Told:
     lines = list(wish(seen.order, job.order))
     if not in_part:
         lines += looked_earlier(seen)
-    statements = 0
+    ran = [thing for thing in seen.now if isinstance(thing, Statement) and not thing.error]
     for thing in seen.now:
-        if isinstance(thing, Statement):
-            statements += 1
-            if thing.error:
-                lines.append(Line(cut(f"fails at {thing.number}: {thing.sql}")))
-            elif numbered and statements <= STATEMENT_LINES:
+        if isinstance(thing, Statement) and thing.error:
+            lines.append(Line(cut(f"fails at {thing.number}: {thing.sql}")))
+        elif isinstance(thing, Statement) and numbered:
+            if thing in ran[:STATEMENT_LINES]:
                 lines.append(Line(cut(f"runs {thing.number}: {thing.sql}")))
-            elif numbered and thing is last_statement(seen):
-                lines.append(Line(f"runs {statements - STATEMENT_LINES} more"))
+            elif thing is ran[STATEMENT_LINES]:
+                lines.append(Line(f"runs {len(ran) - STATEMENT_LINES} more"))
         elif isinstance(thing, Look) and (seen.ended or not in_part):
-            lines.append(
-                Line(f"looks: {'finds' if thing.finds else 'misses'} {thing.what}", "look")
-            )
+            finds = "finds" if thing.finds else "misses"
+            lines.append(Line(f"looks: {finds} {thing.what}", "look"))
         elif isinstance(thing, Commit):
             lines += [Line(text, "commit") for text in changes(thing)]
     return action, lines + ending(seen, action, job.saved)
@@ -1283,10 +1281,6 @@ def looked_earlier(seen: Seen) -> Iterator[Line]:
         yield Line(f"looked before: {found} {looks[-1].what}")
     elif seen.of(Statement) and not any(is_look(statement.sql) for statement in seen.of(Statement)):
         yield Line("does not look")
-
-
-def last_statement(seen: Seen) -> Statement:
-    return [thing for thing in seen.now if isinstance(thing, Statement)][-1]
 
 
 def ending(seen: Seen, action: str, saved: Committed) -> list[Line]:
@@ -3836,6 +3830,11 @@ second transaction: A gets; A writes 5 statements; A stops; tick 5; B gets; B wr
     payload, draft_id FRO...; looks: finds no effect receipt; runs 3: INSERT INTO drafts
     (tenant, ...; runs 4: COMMIT; COMMITS draft 1 and no effect receipt; runs 5: BEGIN
     IMMEDIATE; pauses before 6: INSERT INTO receipt...
+second transaction: A gets; A writes 7
+    1 1 1 in_flight pending: none | runs 1: BEGIN IMMEDIATE; runs 2: SELECT payload, draft_id
+    FRO...; looks: finds no effect receipt; runs 3: INSERT INTO drafts (tenant, ...; runs 4: COMMIT;
+    COMMITS draft 1 and no effect receipt; runs 5: BEGIN IMMEDIATE; runs 6: INSERT INTO receipts
+    (tenant...; runs 1 more; COMMITS the effect receipt of draft 1
 effect receipt first: A gets; A writes
     1 0 0 in_flight pending: none | looks: finds no effect receipt; fails at 3: INSERT INTO
     receipts VAL...; FAILS: IntegrityError: FOREIGN KEY constraint failed; has committed nothing
