@@ -2322,6 +2322,13 @@ def predict(quiz: Quiz) -> dict[str, str | None]:
     }
 
 
+NO_ROW = {
+    "deliveries": "no row delivers",
+    "saved drafts": "no row commits one",
+    "recognised by": "no look found an effect receipt",
+}
+
+
 def judge_predictions(
     quiz: Quiz, predicted: dict[str, str | None], played: Played
 ) -> Iterator[str]:
@@ -2341,7 +2348,7 @@ def judge_predictions(
     for about, answer in predicted.items():
         if answer is not None:
             ticks = " and ".join(plain(event.tick) for event in shown_by[about])
-            where = f" (see tick {ticks})" if ticks else " (no row shows it)"
+            where = f" (see tick {ticks})" if ticks else f" ({NO_ROW[about]})"
             if answer == QUEUE:
                 where += "; a queue never sees the database"
             yield quiz.note(played.name, about, answer, observed[about], where)
@@ -4557,8 +4564,8 @@ committed in the database now:
 
 normal: ONCE. The message is settled, and one draft is saved.
 = right: saved drafts 1
-= not right: recognised by nobody, not the queue (no row shows it); a queue
-never sees the database
+= not right: recognised by nobody, not the queue (no look found an effect
+receipt); a queue never sees the database
 
 5 of 7 predictions right
 """
@@ -4593,7 +4600,8 @@ never sees the database
         self.assertIn("= not right: deliveries 2, not 1 (see tick 0 and 5)\n", said.out)
         self.assertIn("= not right: saved drafts 2, not 1 (see tick 1 and 6)\n", said.out)
         self.assertIn(
-            "= not right: recognised by nobody, not a worker's look (no row shows it)\n", said.out
+            "= not right: recognised by nobody, not a worker's look (no look found an effect",
+            said.out,
         )
 
     def test_look_that_found_other_work_has_recognised_it(self) -> None:
