@@ -289,15 +289,18 @@ class Order(NamedTuple):
     """What the producer asks for. A message carries it to the worker."""
 
     tenant: str
-    operation: str  # with the tenant, the operation key
+    operation: str
     payload: str
+
+    def key(self) -> tuple[str, str]:
+        return self.tenant, self.operation
 
 
 def act(does: Callable[..., Any]) -> Callable[..., Iterator["Event"]]:
     """Make an act of a worker's method: `yield from` it, and it takes place and is a row.
 
-    Misstep: the worker cannot do that now, and nothing has changed. An error that came out of
-    apply() has its row, too; in run_case() it is then raised.
+    Misstep: the worker cannot do that now, and the act has changed nothing. An error that came out
+    of apply() has its row, too; in run_case() it is then raised.
     """
 
     @functools.wraps(does)
@@ -308,7 +311,7 @@ def act(does: Callable[..., Any]) -> Callable[..., Iterator["Event"]]:
         except StaleReceipt as stale:
             result = stale
         yield self.job.row(self.name, does.__name__, result)
-        self.job.passes_on(result)
+        self.job.settle_error(result)
 
     return acted
 
@@ -382,6 +385,11 @@ class Worker:
     def refused(self) -> bool:
         """Whether its newest call of apply() ended in OperationConflict."""
         return self.call is not None and self.call.ended == "refused"
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended in another error."""
+        return self.call is not None and self.call.ended == "failed"
 
 
 # == 4. The four cases: the story of one job. Edit it, and run the demo again ======================
@@ -463,7 +471,10 @@ def run_case(case: str, database: Database) -> Iterator["Event"]:
 
 # == 5. The job: it makes a row of each act, of what took place and of nothing else ================
 class Misstep(Exception):
-    """What cannot be done now: why, and for a story the way out. Nothing has changed."""
+    """Why the play cannot go on, and for a story the way out.
+
+    An act that cannot be done now (then it has changed nothing), or something without a row.
+    """
 
     def __init__(self, why: str, way_out: str = "") -> None:
         super().__init__(why)
@@ -518,7 +529,7 @@ class Event(NamedTuple):
     drafts: int  # saved so far
     receipts: int  # effect receipts (never delivery receipts) saved so far
     saved: Committed  # the same, one by one
-    expires_at: int  # the tick at which the newest lease ends, or ended
+    available_at: int  # the tick from which the message may be delivered, unless it is settled
     tenant: str | None = None  # this and the next two as handed to apply()
     operation: str | None = None
     payload: str | None = None
@@ -590,8 +601,8 @@ class Job:
                 f"it is tick {self.now} already, and ticks never run back",
                 f"write the tick to go on to, not how many more, such as tick {self.now + now}",
             )
-        if self.state() == "in_flight" and self.expires_at() <= now:
-            self.now = self.expires_at()
+        if self.state() == "in_flight" and self.available_at() <= now:
+            self.now = self.available_at()
             yield self.row("time", "tick", None)
         self.now = now
         self._known = self._state()
@@ -600,7 +611,7 @@ class Job:
         """The message's; before it is sent there is none."""
         return self.queue.state(self.message_id, now=self.now) if self.message_id else ""
 
-    def expires_at(self) -> int:
+    def available_at(self) -> int:
         return self.queue.messages[self.message_id].available_at()
 
     def inside(self) -> list[Worker]:
@@ -617,7 +628,7 @@ class Job:
             raise Misstep(
                 f"{worker.name} has stopped: it does nothing any more", "let another worker go on"
             )
-        if worker.call and worker.call.ended == "failed":
+        if worker.failed:
             raise Misstep(f"{worker.name} has failed: it does nothing any more")
         needs = VERBS[verb]
         if needs.delivery and worker.delivery is None:
@@ -636,10 +647,10 @@ class Job:
             if event.actor == worker.name:
                 why = f"{worker.name} has no delivery: at tick {event.tick} it {event.detail}"
         gets = f"{str(worker.name)[-1:]} gets before it"
-        if self.state() == "settled" or self.expires_at() >= 10**TICKS:
+        if self.state() == "settled" or self.available_at() >= 10**TICKS:
             return Misstep(why, "nobody gets one any more: leave this step out")
         if self.state() == "in_flight":
-            gets = f"tick {self.expires_at()}; {gets}"
+            gets = f"tick {self.available_at()}; {gets}"
         return Misstep(why, f"put {gets}")
 
     def row(self, actor: str, verb: str, result: Any) -> Event:
@@ -662,7 +673,7 @@ class Job:
             drafts=len(self.saved.drafts),
             receipts=len(self.saved.receipts),
             saved=self.saved,
-            expires_at=self.expires_at(),
+            available_at=self.available_at(),
             seen=seen,
             **(seen.order._asdict() if seen else {}),
         )
@@ -670,8 +681,8 @@ class Job:
         self._known = self._state()
         return event
 
-    def passes_on(self, result: object) -> None:
-        """Of a call of apply() that failed, raise the error: in run_case() nobody catches it."""
+    def settle_error(self, result: object) -> None:
+        """Of a call of apply() that failed: in run_case() raise its error, in a story let it go."""
         if isinstance(result, Seen) and result.ended == "failed" and result.error:
             if not self.story:
                 raise result.error
@@ -1116,7 +1127,7 @@ def look(sql: str, found: bool, order: Order, there: Committed, before: Committe
 
     Its own call may have written there already; `before` is what was committed.
     """
-    key = order[:2]
+    key = order.key()
     if "receipts" in sql.lower():
         receipt = there.receipt_of(key)
         if not receipt:
@@ -1149,7 +1160,7 @@ class Verb(NamedTuple):
 
 
 def tell_sending(job: Job, actor: str, order: Order) -> Row:
-    key = shorten(plain(in_words(order[:2])), 22)
+    key = shorten(plain(in_words(order.key())), 22)
     lines = [
         Line(f"sends message {job.message_id}: {key}", "queue"),
         Line(f"asks for {quoted(order.payload, 30)}", "beside"),
@@ -1163,7 +1174,7 @@ def tell_getting(job: Job, actor: str, delivery: Delivery | None) -> Row:
         return "deliver", [Line(text, "answer")]
     why = "the message is settled"
     if job.state() != "settled":
-        why = f"leased until tick {job.expires_at()}"
+        why = f"leased until tick {job.available_at()}"
     return "refuse", [Line(f"gets nothing: {why}", "answer")]
 
 
@@ -1259,7 +1270,7 @@ def what_came_of(seen: Seen, saved: Committed) -> str:
 
 def repeated(seen: Seen, saved: Committed) -> int:
     """The number of the draft that stands for a call's order already; 0: there is none."""
-    receipt = saved.receipt_of(seen.order[:2])
+    receipt = saved.receipt_of(seen.order.key())
     if receipt:
         return receipt.draft_id
     return max((thing.draft_id for thing in seen.of(Look)), default=0)
@@ -1269,8 +1280,8 @@ def wish(order: Order, asked: Order) -> Iterator[Line]:
     """What a call was handed, as far as it is not what the message asks for."""
     if order.payload != asked.payload:
         yield Line(f"wants to write {quoted(order.payload, 45)}")
-    if order[:2] != asked[:2]:
-        yield Line(f"uses the key {quoted(in_words(order[:2]), 45)}")
+    if order.key() != asked.key():
+        yield Line(f"uses the key {quoted(in_words(order.key()), 45)}")
 
 
 def looked_earlier(seen: Seen) -> Iterator[Line]:
@@ -1395,7 +1406,7 @@ def judge(job: Job) -> tuple[str, str, int]:
         return "conflict", clause, last.step
     if not acks:
         return "pending", "one draft is saved" if drafts else "no draft is saved", 0
-    if job.order[:2] not in keys:
+    if job.order.key() not in keys:
         clause = "no draft is saved under its operation key: nobody will be asked again"
         return "lost", clause, acks[0].step
     if last and last.seen and last.seen.ended == "returned" and not is_saved(last, drafts):
@@ -1441,7 +1452,7 @@ def comes_again(end: Event) -> str:
     if end.message == "ready":
         comes = "comes again" if end.deliveries else "goes"
         return f"ready, and {comes} to whoever asks next"
-    return f"in flight, and comes again if nobody acknowledges it before tick {end.expires_at}"
+    return f"in flight, and comes again if nobody acknowledges it before tick {end.available_at}"
 
 
 def second_under_a_key(drafts: tuple[Saved, ...]) -> Saved | None:
@@ -1627,7 +1638,7 @@ def play_story(steps: list[Step], database: Database) -> Iterator[Event]:
 def take(step: Step, job: Job) -> Iterator[Event]:
     """The rows of one step; of a worker that has failed there is none."""
     worker = job.workers.get(step.worker)
-    if worker and worker.call and worker.call.ended == "failed":
+    if worker and worker.failed:
         job.left_out.append(step)
         return
     try:
@@ -1746,7 +1757,7 @@ class Search:
             elif left and not has_given_up(worker):
                 moves.append(left[0]._replace(letter=letter))
         if job.state() == "in_flight":
-            moves.append(Move("", f"tick {job.expires_at()}"))
+            moves.append(Move("", f"tick {job.available_at()}"))
         if job.state() == "ready" and len(job.workers) < len(self.programs):
             moves.append(Move(WORKERS[len(job.workers)], "gets"))
         return moves
@@ -1780,7 +1791,7 @@ class Search:
             self._go_on(job, [move])
             moves.append(move)
         words = [conclude(job).word]
-        if any(has_given_up(worker, "failed") for worker in job.workers.values()):
+        if any(worker.failed for worker in job.workers.values()):
             words.append(FAILED)
         for word in words:
             self.stories.setdefault(word, "; ".join(move.text() for move in joined(moves)))
@@ -1789,10 +1800,10 @@ class Search:
     def _ending(self, job: Job) -> Iterator[Move]:
         """Both workers stop. If the message is not settled, one more gets it and does its work."""
         for letter, left in self._left(job).items():
-            if left and not has_given_up(job.worker(f"worker {letter}"), "failed"):
+            if left and not job.worker(f"worker {letter}").failed:
                 yield Move(letter, "stops")
         if job.state() == "in_flight":
-            yield Move("", f"tick {job.expires_at()}")
+            yield Move("", f"tick {job.available_at()}")
         if job.state() == "ready":
             letter = WORKERS[len(job.workers)]
             yield Move(letter, "gets")
@@ -1806,9 +1817,9 @@ def all_of(rows: Iterator[Event]) -> None:
         pass
 
 
-def has_given_up(worker: Worker, *how: str) -> bool:
+def has_given_up(worker: Worker) -> bool:
     """Whether its newest write was refused, or failed: it takes no further step."""
-    return worker.call is not None and worker.call.ended in (how or ("refused", "failed"))
+    return worker.refused or worker.failed
 
 
 def joined(moves: Sequence[Move]) -> list[Move]:
@@ -3349,7 +3360,7 @@ print(lab["apply"](database, **order).status)
         self.assertEqual(said, ["created\n", "reused\n", "reused\n"])
 
     def test_worker_killed_after_any_statement_leaves_both_rows_or_neither(self) -> None:
-        numbers = range(1, 6)
+        numbers = (1, 2, 3, 4, 5, 99)
         for number in numbers:
             create_database(str(number))
         workers = {number: self.worker(str(number), number) for number in numbers}
@@ -3382,7 +3393,19 @@ class PublishedTest(LabTest):
         import ast
 
         with open(FILE, encoding="utf-8-sig") as file:
-            ast.parse(file.read(), feature_version=(3, 6))
+            text = file.read()
+        ast.parse(text, feature_version=(3, 6))
+        self.assertNotIn("\nfrom __future__", text)
+        beginning, _ = text.split("\nimport os\n")
+        self.assertEqual(re.findall("^(?:import|from) .*", beginning, re.M), ["import sys"])
+        self.addCleanup(setattr, sys, "version_info", sys.version_info)
+        sys.version_info = (3, 6, 15)  # type: ignore
+        with redirect_stderr(io.StringIO()) as err, self.assertRaises(SystemExit) as leaving:
+            exec(beginning, {"__name__": "lab"})
+        self.assertEqual(leaving.exception.code, 2)
+        needs = "This lab needs Python 3.11 or later; this is Python 3.6.15. Get a newer one from"
+        self.assertTrue(err.getvalue().startswith(needs))
+        self.assertEqual(err.getvalue().count("\n"), 1)
 
     def test_run_case_holds_two_literal_calls_of_apply_and_the_second_has_the_edit_points(
         self,
@@ -4157,12 +4180,16 @@ A gets; A acks; C writes
 A gets; tick 5; B gets; C gets; C acks
     step 5, 'C acks': worker C has no delivery: at tick 5 it gets nothing: leased until tick 10:
     put tick 10; C gets before it
+A gets; B extends
+    step 2, 'B extends': worker B has no delivery: it never asked for one: put tick 5; B gets before
+    it
 A gets; A goes on
     step 2, 'A goes on': worker A is not inside apply(): put a step such as A writes 3 statements
     before it
 A gets; A writes 2 statements; A acks
 A gets; A writes 2 statements; A gets
 A gets; A writes 2 statements; A writes
+A gets; A writes 2 statements; A extends
     step 3, '{}': worker A is inside apply(): put A goes on or A stops before it
 ;; ;
     a story needs steps, such as "A gets; A writes; tick 5; B gets; B writes; B acks; A acks"
@@ -4189,6 +4216,15 @@ A gets; A writes 2 statements; A writes
     ) -> None:
         slow = self.tell("A gets; tick 5; B gets; B writes; B acks; A writes; A acks")
         self.assertEqual(self.actions(slow), "send deliver lapse deliver commit ack reuse stale")
+
+    def test_every_verb_has_its_action(self) -> None:
+        steps = "A gets; A writes 2; A goes on; A extends; A acks; A extends; A stops"
+        played = self.tell(f"{steps}; B gets")
+        self.assertEqual(
+            self.actions(played), "send deliver write commit extend ack stale stop refuse"
+        )
+        words = {verb.word for verb in VERBS.values() if verb.word}
+        self.assertEqual(words, set(re.findall(r"A ([a-z]+(?: on)?)", steps)))
 
     def test_lapse_stands_at_the_tick_at_which_the_lease_ended(self) -> None:
         self.assertEqual(self.tell("A gets; tick 999").events[-1].tick, 5)
@@ -4671,7 +4707,7 @@ story                      3             2  settled    duplicated
 
 ```text
 story: right: deliveries 3
-story: not right: saved drafts 2, not 1 (see tick 0 and 10)
+story: not right: saved drafts 2, not 1 (see tick 0 and 14)
 ```
 
 1 of 2 predictions right.
@@ -4700,24 +4736,29 @@ tick queue          worker A         worker B        worker C         database
        |                             looks: finds effect receipt of other work
        |                                 |------------------------------->|
        |                                 | is REFUSED: operation_conflict |
-  10   * time passes: the message is ready               |                |
-  10   |- gets delivery-3, leased until tick 15 -------->|                |
-  10   |                                 |             runs 1: BEGIN IMMEDIATE
+   9   |< extends delivery-2 ------------|               |                |
+       |- leased until tick 14 --------->|               |                |
+  14   * time passes: the message is ready               |                |
+  14   |- gets delivery-3, leased until tick 19 -------->|                |
+  14   |                                 |             runs 1: BEGIN IMMEDIATE
        |                               runs 2: INSERT INTO drafts (tenant, ...
        |                                 |             pauses before 3: COMMIT
-  10   |                                 |               : does not look  |
+  14   |                                 |               : does not look  |
        |                                 COMMITS draft 2 and no effect receipt
        |                                 |               :===============>|
-  10   |                                looks: finds effect receipt of draft 1
+  14   |                                looks: finds effect receipt of draft 1
        |                                 |               |--------------->|
        |                                 |     REPLAYS draft 1: writes nothing
-  10   |< ACKNOWLEDGES delivery-3 =======================|                |
-  10   |< acknowledges delivery-2 -------|               |                |
+  14   |< extends delivery-2 ------------|               |                |
        | is REFUSED: stale_receipt, superseded           |                |
        |-------------------------------->|               |                |
-  10   |                                 : runs 1: BEGIN IMMEDIATE        |
+  14   |< ACKNOWLEDGES delivery-3 =======================|                |
+  14   |< acknowledges delivery-2 -------|               |                |
+       | is REFUSED: stale_receipt, superseded           |                |
+       |-------------------------------->|               |                |
+  14   |                                 : runs 1: BEGIN IMMEDIATE        |
        |                               pauses before 2: SELECT payload, dra...
-  10   |                                STOPS inside apply(), not acknowledged
+  14   |                                STOPS inside apply(), not acknowledged
        |                                 X               |                |
        |                               before 2: SELECT payload, draft_id F...
        |                                   nothing of it is committed     |
@@ -4753,8 +4794,8 @@ moments, and what you wrote down about a real service.
 
     STORY = (
         "A gets; A writes; A stops; tick 4; B gets; tick 5; B gets; B writes payload=different"
-        " draft; tick 10; C gets; C writes 2 statements blind; C goes on; C writes; C acks; B acks;"
-        " B writes 1; B stops"
+        " draft; tick 9; B extends; tick 14; C gets; C writes 2 statements blind; C goes on; C"
+        " writes; B extends; C acks; B acks; B writes 1; B stops"
     )
 
     def report(self, *words: str, typed: str = "") -> str:
