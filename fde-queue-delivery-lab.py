@@ -323,7 +323,7 @@ class Worker:
     def __init__(self, name: str, job: "Job") -> None:
         self.name = name
         self.job = job
-        self.delivery: Any = None  # its newest
+        self.delivery: Any = None  # its newest, as it was handed over
         self.call: Any = None  # its newest call of apply(), a Call
         self.stopped = False
 
@@ -630,12 +630,12 @@ class Job:
             )
         if worker.failed:
             raise Misstep(f"{worker.name} has failed: it does nothing any more")
-        needs = VERBS[verb]
-        if needs.delivery and worker.delivery is None:
+        entry = VERBS[verb]
+        if entry.delivery and worker.delivery is None:
             raise self._no_delivery(worker)
-        if needs.inside is None or needs.inside == (worker in self.inside()):
+        if entry.inside is None or entry.inside == (worker in self.inside()):
             return
-        if needs.inside:
+        if entry.inside:
             why = f"{worker.name} is not inside apply()"
             raise Misstep(why, f"put a step such as {letter} writes 3 statements before it")
         why = f"{worker.name} is inside apply()"
@@ -665,7 +665,7 @@ class Job:
             step=len(self.events) + 1,
             tick=self.now,
             actor=actor,
-            tried=seen.tried(VERBS[verb].tried) if seen else VERBS[verb].tried,
+            tried=seen.in_full(VERBS[verb].tried) if seen else VERBS[verb].tried,
             action=action,
             lines=tuple(lines),
             message=self.state(),
@@ -769,7 +769,7 @@ class Look(NamedTuple):
     finds: bool  # or else it misses what is there
     what: str
     draft_id: int = 0  # of the draft, or of the effect receipt's draft, that it found
-    receipt: bool = False  # it found the effect receipt of its operation key
+    receipt: bool = False  # it found the committed effect receipt of its operation key
 
 
 class Commit(NamedTuple):
@@ -777,6 +777,9 @@ class Commit(NamedTuple):
 
     before: Committed
     after: Committed
+
+
+WRITES = "writes"  # then it is told in which way
 
 
 class Seen(NamedTuple):
@@ -793,11 +796,11 @@ class Seen(NamedTuple):
     error: BaseException | None  # that came out
     at_once: str  # why it did not wait, where SQLite refused it as locked
 
-    def tried(self, verb: str) -> str:
-        """What the worker does, whatever comes of it."""
-        if verb == "writes":
-            verb = "writes the safe way" if self.reuse else "writes blind"
-        return verb if self.statements is None else f"{verb}, {number_of(self.statements)}"
+    def in_full(self, tried: str) -> str:
+        """What the worker does, in what way and how far."""
+        if tried == WRITES:
+            tried += " the safe way" if self.reuse else " blind"
+        return tried if self.statements is None else f"{tried}, {number_of(self.statements)}"
 
     def of(self, kind: type) -> list[Any]:
         """The things of one kind so far: statements, looks or commits."""
@@ -915,7 +918,7 @@ class Call:
         if is_look(text):
             found = any(any(row) for row in connection.answer(sql, values))
             there = saved_in(connection.answer)
-            self.seen.append(look(text, found, self.order, there, before))
+            self.seen.append(what_a_look_found(text, found, self.order, there, before))
         if not connection.was_open:
             self._notice()
         return result
@@ -1122,7 +1125,9 @@ def is_look(sql: str) -> bool:
     return reads(sql) and ("receipts" in sql.lower() or "drafts" in sql.lower())
 
 
-def look(sql: str, found: bool, order: Order, there: Committed, before: Committed) -> Look:
+def what_a_look_found(
+    sql: str, found: bool, order: Order, there: Committed, before: Committed
+) -> Look:
     """What a SELECT came to: whether it found anything, `there` in the tables that it read.
 
     Its own call may have written there already; `before` is what was committed.
@@ -1355,7 +1360,7 @@ def changes(commit: Commit) -> list[str]:
 VERBS = {
     "sends": Verb("", "sends a message", tell_sending),
     "gets": Verb("gets", "asks the queue for work", tell_getting, delivery=False),
-    "writes": Verb("writes", "writes", tell_writing),
+    "writes": Verb("writes", WRITES, tell_writing),
     "goes_on": Verb("goes on", "goes on", tell_writing, inside=True),
     "acks": Verb("acks", "acknowledges", tell_acknowledging),
     "extends": Verb("extends", "extends its lease", tell_extending),
@@ -1707,7 +1712,7 @@ class Search:
             points = list(following.values())
 
     def _try(self, point: Point, move: Move, following: dict[Any, Point]) -> None:
-        """Play one move from a point on. One that has to wait is no move."""
+        """Play the moves to a point, and one more. One that has to wait is no move."""
         with self._play((*point.moves, move)) as job:
             last = job.events[-1]
             if last.action == "wait":
@@ -2663,9 +2668,9 @@ WHAT_IS_SEARCHED = (
 def show_search(programs: list[list[Move]]) -> int:
     """Search, show the shortest schedule that goes wrong, and the numbers. Returns the status."""
     say("Every schedule of two deliveries, each played on a queue and a database:")
-    for order, program in zip(("first", "second"), programs, strict=True):
+    for which, program in zip(("first", "second"), programs, strict=True):
         steps = "; ".join(move._replace(statements=0).text() for move in program)
-        say(*wrapped(f"  {order} delivery's worker: {steps}"))
+        say(*wrapped(f"  {which} delivery's worker: {steps}"))
     say("", *wrapped(WHAT_IS_SEARCHED), "")
     with temporary_folder() as folder:
         search = Search(programs, folder)
