@@ -2699,7 +2699,7 @@ def worst(search: Search) -> tuple[str, str]:
         if word in WRONG:
             return "The shortest that goes wrong:", story
     if FAILED in search.stories:
-        what = "None goes wrong. The shortest in which a worker fails:"
+        what = "None goes wrong, but a worker fails. The shortest in which it does:"
         return what, search.stories[FAILED]
     what = (
         "None goes wrong. A conflict is no fault: it is what different payloads under one key must"
@@ -4448,7 +4448,7 @@ and in none of them a worker failed.
         self.assertEqual(worst(search)[1], "")
         for word, what in (
             ("conflict", "None goes wrong. A conflict is no fault"),
-            (FAILED, "None goes wrong. The shortest in which a worker fails:"),
+            (FAILED, "None goes wrong, but a worker fails. The shortest in which it does:"),
             ("pending", "The shortest that goes wrong:"),
             ("lost", "The shortest that goes wrong:"),
         ):
