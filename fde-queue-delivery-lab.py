@@ -121,8 +121,13 @@ class Queue:
             if message.settled or message.available_at() != tick:
                 continue  # it was acknowledged, or its lease extended, while it was in flight
             receipt = f"delivery-{len(self._message_ids) + 1}"
-            attempt = len(message.deliveries) + 1
-            delivery = Delivery(receipt, message_id, message.body, attempt, now + self.lease)
+            delivery = Delivery(
+                receipt=receipt,
+                message_id=message_id,
+                body=message.body,
+                attempt=len(message.deliveries) + 1,
+                expires_at=now + self.lease,
+            )
             message.deliveries.append(delivery)
             self._message_ids[receipt] = message_id
             heapq.heappush(self._waiting, (delivery.expires_at, message_id))
@@ -275,6 +280,7 @@ def apply(
 
 
 def _require_text(**arguments: str) -> None:
+    """TypeError or ValueError names the first argument that is no text, or that SQLite refuses."""
     for name, value in arguments.items():
         if not isinstance(value, str):
             raise TypeError(f"{name} must be a str, not {type(value).__name__}")
@@ -470,6 +476,9 @@ def run_case(case: str, database: Database) -> Iterator["Event"]:
 
 
 # == 5. The job: it makes a row of each act, of what took place and of nothing else ================
+LAST_TICK = 999_999  # that a story can name
+
+
 class Misstep(Exception):
     """Why the play cannot go on, and for a story the way out.
 
@@ -491,9 +500,6 @@ class Saved(NamedTuple):
 
     def key(self) -> tuple[str, str]:
         return self.tenant, self.operation
-
-    def key_in_words(self) -> str:
-        return in_words(self.key())
 
 
 class Committed(NamedTuple):
@@ -578,6 +584,7 @@ class Job:
                 worker.call.stop()
 
     def worker(self, name: str) -> Worker:
+        """The worker of that name: the same one each time."""
         return self.workers.setdefault(name, Worker(name, self))
 
     def sends(self, order: Order) -> Iterator[Event]:
@@ -612,6 +619,7 @@ class Job:
         return self.queue.state(self.message_id, now=self.now) if self.message_id else ""
 
     def available_at(self) -> int:
+        """The tick from which the message may be delivered, as long as it is not settled."""
         return self.queue.messages[self.message_id].available_at()
 
     def inside(self) -> list[Worker]:
@@ -647,14 +655,14 @@ class Job:
             if event.actor == worker.name:
                 why = f"{worker.name} has no delivery: at tick {event.tick} it {event.detail}"
         gets = f"{str(worker.name)[-1:]} gets before it"
-        if self.state() == "settled" or self.available_at() >= 10**TICKS:
+        if self.state() == "settled" or self.available_at() > LAST_TICK:
             return Misstep(why, "nobody gets one any more: leave this step out")
         if self.state() == "in_flight":
             gets = f"tick {self.available_at()}; {gets}"
         return Misstep(why, f"put {gets}")
 
     def row(self, actor: str, verb: str, result: Any) -> Event:
-        """The row of an act that took place just now, and of what came of it."""
+        """Make and keep the row of an act that took place just now, and of what came of it."""
         seen = result if isinstance(result, Seen) else None
         if not seen:  # a call of apply() has read back what it committed
             self.check_database()
@@ -758,7 +766,7 @@ class Statement(NamedTuple):
 
     number: int  # 1, 2, ... in its call of apply()
     sql: str
-    values: str
+    values: str  # this and the next tell points of a search apart
     before: Committed  # what was committed when it ran
     error: str  # why it was refused, else ""
 
@@ -886,46 +894,60 @@ class Call:
             self.ended = "stopped"
 
     def statement(self, cursor: "Cursor", sql: str, values: Any, run: Callable[[], Any]) -> Any:
-        """Run a statement, when this call may. While it has to wait, others go on."""
+        """Run a statement, when this call may, and note what it came to."""
         connection = cursor.connection
-        number = 1 + sum(isinstance(thing, Statement) for thing in self.seen)
         text = " ".join(without_comment(sql).split())
+        number = 1 + sum(isinstance(thing, Statement) for thing in self.seen)
         self.next = f"{number}: {text}"
-        self._at_once = ""
         self._pause()
-        if any(c.was_open and not c.is_open() for c in self.connections):
+        if any(other.was_open and not other.is_open() for other in self.connections):
             self._notice()  # what was committed by other means than a statement
-        before = self.job.saved
-        while True:
-            try:
-                result = run()
-                break
-            except Exception as error:
-                if is_locked(error):
-                    self._holder = self._waits_for(connection, text)
-                    if self._holder:
-                        self._hand_over()
-                        self._left -= 1
-                        continue
-                why = f"{type(error).__name__}: {error}"
-                self.seen.append(Statement(number, text, repr(values), before, why))
-                connection.note(text, is_locked(error))
-                self._notice()
-                raise
+        statement = Statement(
+            number=number,
+            sql=text,
+            values=repr(values),
+            before=self.job.saved,
+            error="",
+        )
+        try:
+            result = self._run_or_wait(connection, text, run)
+        except Exception as error:
+            self.seen.append(statement._replace(error=error_text(error)))
+            connection.note(text, refused=is_locked(error))
+            self._notice()
+            raise
         self.next = ""
-        self.seen.append(Statement(number, text, repr(values), before, ""))
-        connection.note(text, False)
+        self.seen.append(statement)
+        connection.note(text, refused=False)
         if is_look(text):
-            found = any(any(row) for row in connection.answer(sql, values))
-            there = saved_in(connection.answer)
-            self.seen.append(what_a_look_found(text, found, self.order, there, before))
+            self._look(connection, sql, values)
         if not connection.was_open:
             self._notice()
         return result
 
+    def _run_or_wait(self, connection: "Connection", sql: str, run: Callable[[], Any]) -> Any:
+        """Run a statement. While it has to wait for a lock, others go on."""
+        self._at_once = ""
+        while True:
+            try:
+                return run()
+            except sqlite3.OperationalError as error:
+                if is_locked(error):
+                    self._holder = self._waits_for(connection, sql)
+                if not self._holder:
+                    raise
+            self._hand_over()
+            self._left -= 1
+
+    def _look(self, connection: "Connection", sql: str, values: Any) -> None:
+        """Run a SELECT once more, beside the call, to see what came back."""
+        found = any(any(row) for row in connection.answer(sql, values))
+        there = saved_in(connection.answer)
+        self.seen.append(what_a_look_found(sql, found, self.order, there, self.job.saved))
+
     def lock(self) -> int:
-        """The strongest that its transactions hold: 1 to read, 2 to write, or 0."""
-        return max((connection.lock for connection in self.connections), default=0)
+        """The strongest that its transactions hold."""
+        return max((connection.lock for connection in self.connections), default=NO_LOCK)
 
     def is_left_behind(self) -> bool:
         """Whether its thread did not end when it was stopped."""
@@ -1020,6 +1042,9 @@ class Call:
         self.cursors.clear()  # on Python 3.11 one that is kept holds its lock even now
 
 
+NO_LOCK = 0
+READ_LOCK = 1
+WRITE_LOCK = 2
 PATIENCE = 2  # seconds, for a thread that will not end
 WATCHED = threading.local()  # its `call` is the one that runs in this thread
 
@@ -1054,7 +1079,7 @@ class Connection(sqlite3.Connection):
 
     call: Call
     was_open = False  # a transaction, after the last statement
-    lock = 0  # that its transaction holds: 1 to read, 2 to write
+    lock = NO_LOCK  # that its transaction holds
 
     def belongs_to(self, call: Call) -> None:
         self.call = call
@@ -1084,15 +1109,13 @@ class Connection(sqlite3.Connection):
             return self.in_transaction
         return False
 
-    def note(self, sql: str, locked: bool) -> None:
-        """Take note of what the statement did to the transaction."""
+    def note(self, sql: str, refused: bool) -> None:
+        """Take note of what a statement that ran, or was refused as locked, did to the lock."""
         self.was_open = self.is_open()
         if not self.was_open:
-            self.lock = 0
-        elif not locked:
-            word = sql.upper()
-            waits = word.startswith("BEGIN") and "IMMEDIATE" not in word and "EXCLUSIVE" not in word
-            self.lock = max(self.lock, 0 if waits else 1 if reads(sql) else 2)
+            self.lock = NO_LOCK
+        elif not refused:
+            self.lock = max(self.lock, lock_of(sql))
 
 
 class Cursor(sqlite3.Cursor):
@@ -1121,6 +1144,14 @@ def reads(sql: str) -> bool:
     return sql.upper().startswith(("SELECT", "WITH"))
 
 
+def lock_of(sql: str) -> int:
+    """The lock that a statement takes for its transaction."""
+    words = sql.upper()
+    if words.startswith("BEGIN") and "IMMEDIATE" not in words and "EXCLUSIVE" not in words:
+        return NO_LOCK  # until it reads or writes
+    return READ_LOCK if reads(sql) else WRITE_LOCK
+
+
 def is_look(sql: str) -> bool:
     return reads(sql) and ("receipts" in sql.lower() or "drafts" in sql.lower())
 
@@ -1136,17 +1167,20 @@ def what_a_look_found(
     if "receipts" in sql.lower():
         receipt = there.receipt_of(key)
         if not receipt:
-            return Look(True, "an effect receipt of another key" if found else "no effect receipt")
+            what = "an effect receipt of another key" if found else "no effect receipt"
+            return Look(finds=True, what=what)
         if not found:
-            return Look(False, f"the effect receipt of draft {receipt.draft_id}")
+            return Look(finds=False, what=f"the effect receipt of draft {receipt.draft_id}")
         what = f"effect receipt of draft {receipt.draft_id}"
         if receipt.payload != order.payload:
             what = "effect receipt of other work"
-        return Look(True, what, receipt.draft_id, receipt=receipt in before.receipts)
+        proof = receipt in before.receipts
+        return Look(finds=True, what=what, draft_id=receipt.draft_id, receipt=proof)
     draft = next((draft for draft in there.drafts if draft.key() == key), None)
     if not draft:
-        return Look(True, "a draft of another key" if found else "no draft")
-    return Look(found, f"draft {draft.draft_id}", draft.draft_id if found else 0)
+        return Look(finds=True, what="a draft of another key" if found else "no draft")
+    number = draft.draft_id if found else 0
+    return Look(finds=found, what=f"draft {draft.draft_id}", draft_id=number)
 
 
 # == 7. The verbs: the word for each act, what it needs, and how its row tells of it ===============
@@ -1332,18 +1366,20 @@ def committed_before(seen: Seen) -> str:
 
 
 def changes(commit: Commit) -> list[str]:
-    """What a commit changed, a text for each draft, and for each effect receipt without one."""
+    """What a commit changed: a text for each draft, and for each effect receipt that did not come
+    with a new draft."""
     texts = []
     drafts = {draft.draft_id: draft for draft in commit.before.drafts}
     receipts = {receipt.key(): receipt for receipt in commit.before.receipts}
     new = {receipt.draft_id for receipt in commit.after.receipts if receipt.key() not in receipts}
     for draft in commit.after.drafts:
         number = draft.draft_id
-        if number not in drafts:
+        before = drafts.pop(number, None)
+        if before is None:
             proof = "its effect receipt" if number in new else "no effect receipt"
             texts.append(f"COMMITS draft {number} and {proof}")
             new.discard(number)
-        elif drafts.pop(number) != draft:
+        elif before != draft:
             texts.append(f"CHANGES draft {number}")
     for receipt in commit.after.receipts:
         number = receipt.draft_id
@@ -1433,10 +1469,13 @@ def commit_of(draft: Saved, events: list[Event]) -> int:
 
 def committed_by(event: Event) -> Committed:
     """What is saved since this row, and was not before it."""
-    commits = [thing for thing in event.seen.now if isinstance(thing, Commit)] if event.seen else []
-    drafts = [row for c in commits for row in c.after.drafts if row not in c.before.drafts]
-    receipts = [row for c in commits for row in c.after.receipts if row not in c.before.receipts]
-    return Committed(tuple(drafts), tuple(receipts))
+    drafts: list[Saved] = []
+    receipts: list[Saved] = []
+    for commit in event.seen.now if event.seen else ():
+        if isinstance(commit, Commit):
+            drafts += set(commit.after.drafts) - set(commit.before.drafts)
+            receipts += set(commit.after.receipts) - set(commit.before.receipts)
+    return Committed(drafts=tuple(drafts), receipts=tuple(receipts))
 
 
 def last_write(events: list[Event], acks: list[Event]) -> Event | None:
@@ -1513,7 +1552,6 @@ def left_out(job: Job) -> Iterator[str]:
 WORKERS = "ABC"
 LESSON = Order(TENANT, "J-12:draft:v1", "replace the pump seal")  # of run_case(), sent in a story
 DIVIDED = "steps are divided by ; and not by commas"
-TICKS = 6  # digits
 EXAMPLE = "A gets; A writes; tick 5; B gets; B writes; B acks; A acks"
 
 
@@ -1529,7 +1567,7 @@ class Step(NamedTuple):
     verb: str = ""  # a key of VERBS
     worker: str = ""  # "worker A"; of a tick: none
     tick: int = 0  # to go on to
-    arguments: dict[str, Any] = {}  # of the act  # noqa
+    arguments: dict[str, Any] = {}  # of the act
 
     def wrong(self, why: str) -> UsageError:
         return UsageError(f"step {self.number}, {quoted(self.text, 60)}: {why}")
@@ -1556,8 +1594,8 @@ def split_steps(text: str) -> list[str]:
 def parse_step(number: int, text: str) -> Step:
     """One step. Its own words may be in upper or lower case, with any blanks between them."""
     step = Step(number, text)
-    tick = re.fullmatch(rf"tick\s+([0-9]{{1,{TICKS}}})", text, re.I | re.A)
-    if tick:
+    tick = re.fullmatch(r"tick\s+([0-9]+)", text, re.I | re.A)
+    if tick and int(tick[1]) <= LAST_TICK:
         return step._replace(verb="tick", tick=int(tick[1]))
     words = {verb.word: name for name, verb in VERBS.items() if verb.word}
     known = "|".join(words).replace(" ", r"\s+")
@@ -1568,7 +1606,7 @@ def parse_step(number: int, text: str) -> Step:
     verb = words[" ".join(word.lower().split())]
     step = step._replace(verb=verb, worker=f"worker {letter.upper()}")
     if verb == "writes":
-        return step._replace(arguments=parse_order(step, rest))
+        return step._replace(arguments=parse_write(step, rest))
     if verb == "goes_on":
         statements, rest = parse_statements(step, rest)
         step = step._replace(arguments={"statements": statements})
@@ -1583,7 +1621,7 @@ def why_no_step(text: str, words: dict[str, str]) -> str:
     if re.search(r"^['\"\u2018-\u201f]|['\"\u2018-\u201f]$", text):
         return in_quotes("story", f'--story "{EXAMPLE}"')
     if text.lower().startswith("tick"):
-        return f"write tick and the tick to go on to, of {TICKS} digits at most: tick 5"
+        return f"write tick and the tick to go on to, {LAST_TICK} at most: tick 5"
     known = ", ".join(f"A {word}" for word in words)
     return f"write {known} or tick 5; workers are A, B and C"
 
@@ -1598,7 +1636,7 @@ def parse_statements(step: Step, text: str) -> tuple[int | None, str]:
     return int(found[1]), text[found.end() :]
 
 
-def parse_order(step: Step, text: str) -> dict[str, Any]:
+def parse_write(step: Step, text: str) -> dict[str, Any]:
     """The arguments of Worker.writes() that stand behind the word."""
     statements, text = parse_statements(step, text)
     order = {**LESSON._asdict(), "reuse": True, "statements": statements}
@@ -1663,12 +1701,12 @@ class Move(NamedTuple):
 
     letter: str  # of the worker; "" of a lease's end
     word: str
-    statements: int = 0  # to run; 0: to the end
-    order: str = ""  # what stands behind `writes`
+    statements: int | None = None  # to run; None: all
+    rest: str = ""  # what stands behind them: blind, key=..., payload=...
 
     def text(self) -> str:
-        number = number_of(self.statements) if self.statements else ""
-        return " ".join(filter(None, [self.letter, self.word, number, self.order]))
+        number = "" if self.statements is None else number_of(self.statements)
+        return " ".join(filter(None, [self.letter, self.word, number, self.rest]))
 
 
 class Point:
@@ -1718,7 +1756,7 @@ class Search:
             if last.action == "wait":
                 return
             if last.seen and last.seen.ended:
-                move = move._replace(statements=0)
+                move = move._replace(statements=None)
             here = self._where(job)
             if here not in following:
                 following[here] = Point((*point.moves, move), self._next_moves(job))
@@ -1758,7 +1796,7 @@ class Search:
         for letter, left in self._left(job).items():
             worker = job.worker(f"worker {letter}")
             if worker in job.inside():
-                moves.append(Move(letter, "goes on", 1))
+                moves.append(Move(letter, "goes on", statements=1))
             elif left and not has_given_up(worker):
                 moves.append(left[0]._replace(letter=letter))
         if job.state() == "in_flight":
@@ -1814,7 +1852,7 @@ class Search:
             yield Move(letter, "gets")
             for step in self.programs[-1]:
                 if not has_given_up(job.worker(f"worker {letter}")):
-                    yield step._replace(letter=letter, statements=0)
+                    yield step._replace(letter=letter, statements=None)
 
 
 def all_of(rows: Iterator[Event]) -> None:
@@ -1832,11 +1870,12 @@ def joined(moves: Sequence[Move]) -> list[Move]:
     steps: list[Move] = []
     for move in moves:
         before = steps[-1] if steps else move
-        if move.word == "goes on" and before.letter == move.letter and before.statements:
-            together = before.statements + move.statements if move.statements else 0
-            steps[-1] = before._replace(statements=together)
-        else:
+        if move.word != "goes on" or before.letter != move.letter or before.statements is None:
             steps.append(move)
+        elif move.statements is None:
+            steps[-1] = before._replace(statements=None)
+        else:
+            steps[-1] = before._replace(statements=before.statements + move.statements)
     return steps
 
 
@@ -1861,12 +1900,17 @@ def parse_program_step(step: Step) -> Move:
     if not found or (found[1].lower() == "acks" and found[2]):
         known = f'write writes or acks, without a worker\'s letter, such as "{PROGRAM}"'
         raise step.wrong(DIVIDED if "," in step.text else known)
-    if parse_order(step, found[2] or "")["statements"]:
+    if parse_write(step, found[2] or "")["statements"]:
         raise step.wrong("leave out the number: a search stops before every statement by itself")
     if re.search(r"""[^ -~]|["$`%!\\]""", step.text):
         raise step.wrong("a shell would not leave this alone in double quotes")
     word = found[1].lower()
-    return Move("", word, 1 if word == "writes" else 0, (found[2] or "").strip())
+    return Move(
+        letter="",
+        word=word,
+        statements=1 if word == "writes" else None,
+        rest=(found[2] or "").strip(),
+    )
 
 
 # == 11. The screen: a case as lines of text =======================================================
@@ -1984,7 +2028,7 @@ def evidence(played: Played) -> list[str]:
 
 def evidence_line(what: str, saved: Saved) -> str:
     numbered = f"{what} {saved.draft_id}"
-    key = quoted(saved.key_in_words(), 25)
+    key = quoted(in_words(saved.key()), 25)
     return f"  {numbered:<25} {key:<25} {quoted(saved.payload, 25)}"
 
 
@@ -2306,7 +2350,13 @@ class Quiz:
 
     def note(self, case: str, about: str, predicted: str, observed: object, where: str = "") -> str:
         """Remember an answer. Returns what is to be said of it."""
-        answer = Answer(case, about, predicted, str(observed), where)
+        answer = Answer(
+            case=case,
+            about=about,
+            predicted=predicted,
+            observed=str(observed),
+            where=where,
+        )
         self.answers.append(answer)
         return answer.judged()
 
@@ -2533,7 +2583,7 @@ def play(name: str, plot: str, story: Any, folder: str) -> Played:
         job = events[-1].job
         if len(events) < len(job.events):
             raise Misstep(NOT_YIELDED)
-        return Played(name, plot, events, conclude(job), "")
+        return Played(name=name, plot=plot, events=events, conclusion=conclude(job), error="")
     except (UsageError, KeyboardInterrupt, Terminated):
         raise
     except BaseException as error:
@@ -2542,7 +2592,7 @@ def play(name: str, plot: str, story: Any, folder: str) -> Played:
         if is_of_a_file(error, events):
             place = f"in the folder {folder}"
         message = f"{name}: {text} ({place})"
-        return Played(name, plot, events, Conclusion(), message)
+        return Played(name=name, plot=plot, events=events, conclusion=Conclusion(), error=message)
     finally:
         with suppress(Exception):
             story.close()
@@ -2669,7 +2719,7 @@ def show_search(programs: list[list[Move]]) -> int:
     """Search, show the shortest schedule that goes wrong, and the numbers. Returns the status."""
     say("Every schedule of two deliveries, each played on a queue and a database:")
     for which, program in zip(("first", "second"), programs, strict=True):
-        steps = "; ".join(move._replace(statements=0).text() for move in program)
+        steps = "; ".join(move._replace(statements=None).text() for move in program)
         say(*wrapped(f"  {which} delivery's worker: {steps}"))
     say("", *wrapped(WHAT_IS_SEARCHED), "")
     with temporary_folder() as folder:
@@ -2682,10 +2732,14 @@ def show_search(programs: list[list[Move]]) -> int:
     total = sum(search.counts.values()) - search.counts[FAILED]
     say(f"{total} schedules (counts, no odds; another apply() has other counts), of which end")
     for word, number in search.counts.items():
-        if number:
-            say(f"in {number} of them a worker failed" if word == FAILED else f"{number:>6} {word}")
-            if word != "once":
-                say(f'       --story "{search.stories[word]}"')
+        if not number:
+            continue
+        if word == FAILED:
+            say(f"in {number} of them a worker failed")
+        else:
+            say(f"{number:>6} {word}")
+        if word != "once":
+            say(f'       --story "{search.stories[word]}"')
     if not search.counts[FAILED]:
         say("and in none of them a worker failed.")
     if not story:
@@ -2991,28 +3045,23 @@ PLAIN_APPLY = """\
 def apply(database, *, tenant, operation, payload, reuse=True):
     _require_text(tenant=tenant, operation=operation, payload=payload)
     os.stat(database)
+    key = (tenant, operation)
+    order = (tenant, operation, payload)
     with connect(database) as db:
         db.execute("BEGIN IMMEDIATE")
+        look = "SELECT payload, draft_id FROM receipts WHERE tenant = ? AND operation = ?"
+        found = db.execute(look, key).fetchone() if reuse else None
+        if found is not None:
+            if found[0] != payload:
+                raise OperationConflict("operation_conflict")
+            return Applied("reused", found[1])
+        draft = "INSERT INTO drafts (tenant, operation, payload) VALUES (?, ?, ?)"
+        number = db.execute(draft, order).lastrowid
+        proof = "INSERT INTO receipts (tenant, operation, payload, draft_id) VALUES (?, ?, ?, ?)"
         if reuse:
-            recorded = db.execute(
-                "SELECT payload, draft_id FROM receipts WHERE tenant = ? AND operation = ?",
-                (tenant, operation),
-            ).fetchone()
-            if recorded is not None:
-                if recorded[0] != payload:
-                    raise OperationConflict("operation_conflict")
-                return Applied("reused", recorded[1])
-        draft_id = db.execute(
-            "INSERT INTO drafts (tenant, operation, payload) VALUES (?, ?, ?)",
-            (tenant, operation, payload),
-        ).lastrowid
-        if reuse:
-            db.execute(
-                "INSERT INTO receipts (tenant, operation, payload, draft_id) VALUES (?, ?, ?, ?)",
-                (tenant, operation, payload, draft_id),
-            )
+            db.execute(proof, (*order, number))
         db.execute("COMMIT")
-        return Applied("created", draft_id)
+        return Applied("created", number)
 """
 
 
@@ -3784,24 +3833,22 @@ yield from job.tick(LEASE)
 class ApplyTest(PublishedStoryTest):
     """Edits of apply() that people make: what its rows say is so, and what it comes to."""
 
-    LOOK = "        if reuse:\n            recorded"
-    RECEIPT = "        if reuse:\n            db.execute("
-    DRAFT = "        draft_id = db.execute("
+    LOOK = "        found = db.execute(look, key).fetchone() if reuse else None\n"
+    DRAFT = "        number = db.execute(draft, order)"
+    RECEIPT = "        if reuse:\n"
     BEGIN = '        db.execute("BEGIN IMMEDIATE")\n'
     COMMIT = '        db.execute("COMMIT")'
-    NO_LOOK = (LOOK, LOOK.replace("reuse", "False"))
-    NO_RECEIPT = (RECEIPT, RECEIPT.replace("reuse", "False"))
-    NO_COMPARISON = ("if recorded[0] != payload:", "if False:")
+    NO_LOOK = (LOOK, "        found = None\n")
+    NO_RECEIPT = (RECEIPT, "        if False:\n")
+    PLAIN_BEGIN = (BEGIN, BEGIN.replace(" IMMEDIATE", ""))
     RAISE = (RECEIPT, f'        raise RuntimeError("in between")\n{RECEIPT}')
     CATCH = ("    with connect(", "    with suppress(Exception), connect(")
-    PLAIN_BEGIN = (BEGIN, BEGIN.replace(" IMMEDIATE", ""))
     EDITS: dict[str, tuple[str, ...]] = {
         "no effect receipt": NO_RECEIPT,
         "second transaction": (RECEIPT, f"{COMMIT}\n{BEGIN}{RECEIPT}"),
         "effect receipt first": (
             DRAFT,
-            '        db.execute("INSERT INTO receipts VALUES (?, ?, ?, 1)", tuple("top"))\n'
-            + DRAFT,
+            '        db.execute("INSERT INTO receipts VALUES (?, ?, ?, 1)", order)\n' + DRAFT,
         ),
         "look before": (BEGIN, "", DRAFT, BEGIN + DRAFT),
         "no look": NO_LOOK,
@@ -3811,19 +3858,11 @@ class ApplyTest(PublishedStoryTest):
         "no second COMMIT": (COMMIT, "        pass", RECEIPT, f"{COMMIT}\n{BEGIN}{RECEIPT}"),
         "no COMMIT": (COMMIT, "        pass"),
         "raise between": RAISE,
-        "no comparison": NO_COMPARISON,
-        "look by another key": (
-            "operation),\n            ).fetch",
-            "payload),\n            ).fetch",
-        ),
+        "no comparison": ("if found[0] != payload:", "if False:"),
+        "look by another key": ("(look, key)", "(look, (tenant, payload))"),
         "look by the tenant alone": (" AND operation = ?", " AND ? <> ''"),
         "look behind a comment": ('"SELECT payload', '"-- look\\n /* now */ SELECT payload'),
         "look misspelt": ("SELECT payload", "SELECT paylaod"),
-        "kept connection": (
-            "with connect(database) as db:",
-            "for db in KEPT or [sqlite3.connect(database, isolation_level=None)]:\n"
-            "        KEPT[:] = [db]",
-        ),
         "look in drafts": ("payload, draft_id FROM receipts", "payload, id FROM drafts"),
         "with db": (
             *(BEGIN, "", COMMIT, "        pass", "connect(database) as db:"),
@@ -3838,23 +3877,29 @@ class ApplyTest(PublishedStoryTest):
         "except around a raise": CATCH + RAISE,
         "COUNT(*)": (
             *("SELECT payload, draft_id FROM", "SELECT COUNT(*) FROM"),
-            *("is not None", "[0]", "recorded[0] != payload", "False", "recorded[1]", "1"),
+            *("found is not None", "found and found[0]", "found[0] != payload", "False"),
+            *("found[1]", "1"),
         ),
         "values swapped": (
-            *("(tenant, operation, payload),\n", "(tenant, payload, operation),\n"),
-            *("operation, payload, draft_id),", "payload, operation, draft_id),"),
+            "order = (tenant, operation, payload)",
+            "order = (tenant, payload, operation)",
         ),
         "no body": ("    with connect(", '    return Applied("created", 1)\n    with connect('),
         "never closed": (
             "with connect(database) as db:",
             "for db in [sqlite3.connect(database, 30, 0, None)]:",
         ),
+        "kept connection": (
+            "with connect(database) as db:",
+            "for db in KEPT or [sqlite3.connect(database, isolation_level=None)]:\n"
+            "        KEPT[:] = [db]",
+        ),
         "changes before a refusal": (
-            "                    raise Op",
-            "                    db.execute(\"UPDATE drafts SET payload = 'y'\")\n"
-            '                    db.execute("DELETE FROM receipts")\n'
-            '                    db.execute("COMMIT")\n'
-            "                    raise Op",
+            "                raise Op",
+            "                db.execute(\"UPDATE drafts SET payload = 'y'\")\n"
+            '                db.execute("DELETE FROM receipts")\n'
+            '                db.execute("COMMIT")\n'
+            "                raise Op",
         ),
     }
     # Below each change and the story that shows it: what it comes to, and the row that tells why.
@@ -4141,7 +4186,7 @@ A goes on quickly
 tick 1000000
 tick -1
 tick
-    step 1, '{}': write tick and the tick to go on to, of 6 digits at most: tick 5
+    step 1, '{}': write tick and the tick to go on to, 999999 at most: tick 5
 'A gets
 A gets'
 "A gets
