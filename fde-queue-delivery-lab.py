@@ -1551,6 +1551,7 @@ def left_out(job: Job) -> Iterator[str]:
 # == 9. Stories: the learner's own order of events =================================================
 WORKERS = "ABC"
 LESSON = Order(TENANT, "J-12:draft:v1", "replace the pump seal")  # of run_case(), sent in a story
+VERB_OF = {verb.word: name for name, verb in VERBS.items() if verb.word}  # by its word in a story
 DIVIDED = "steps are divided by ; and not by commas"
 EXAMPLE = "A gets; A writes; tick 5; B gets; B writes; B acks; A acks"
 
@@ -1597,13 +1598,12 @@ def parse_step(number: int, text: str) -> Step:
     tick = re.fullmatch(r"tick\s+([0-9]+)", text, re.I | re.A)
     if tick and int(tick[1]) <= LAST_TICK:
         return step._replace(verb="tick", tick=int(tick[1]))
-    words = {verb.word: name for name, verb in VERBS.items() if verb.word}
-    known = "|".join(words).replace(" ", r"\s+")
+    known = "|".join(VERB_OF).replace(" ", r"\s+")
     found = re.fullmatch(rf"([{WORKERS}])\s+({known})(\s.*)?", text, re.I | re.S | re.A)
     if not found:
-        raise step.wrong(why_no_step(text, words))
+        raise step.wrong(why_no_step(text))
     letter, word, rest = found.groups(default="")
-    verb = words[" ".join(word.lower().split())]
+    verb = VERB_OF[" ".join(word.lower().split())]
     step = step._replace(verb=verb, worker=f"worker {letter.upper()}")
     if verb == "writes":
         return step._replace(arguments=parse_write(step, rest))
@@ -1615,14 +1615,14 @@ def parse_step(number: int, text: str) -> Step:
     return step
 
 
-def why_no_step(text: str, words: dict[str, str]) -> str:
+def why_no_step(text: str) -> str:
     if "," in text:
         return DIVIDED
     if re.search(r"^['\"\u2018-\u201f]|['\"\u2018-\u201f]$", text):
         return in_quotes("story", f'--story "{EXAMPLE}"')
     if text.lower().startswith("tick"):
         return f"write tick and the tick to go on to, {LAST_TICK} at most: tick 5"
-    known = ", ".join(f"A {word}" for word in words)
+    known = ", ".join(f"A {word}" for word in VERB_OF)
     return f"write {known} or tick 5; workers are A, B and C"
 
 
@@ -2814,10 +2814,10 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
         "--story",
         action="append",
         default=[],
-        help=f'play your own story, such as "{EXAMPLE}". Workers are A, B and C; they can also stop'
-        " and extend. tick 5: go on to tick 5. A writes blind: without a look, and without an"
-        " effect receipt. A writes key=... payload=...: another order. A writes 3 statements: so"
-        " much of its SQL; A goes on: the rest",
+        help=f'play your own story, such as "{EXAMPLE}". Workers are A, B and C. The'
+        f" words for what they do: {', '.join(VERB_OF)}. tick 5: go on to tick 5. A writes blind:"
+        " without a look, and without an effect receipt. A writes key=... payload=...: another"
+        " order. A writes 3 statements: so much of its SQL; A goes on: the rest",
     )
     add(
         "--search",
@@ -4185,8 +4185,7 @@ A gest
 D gets
 A get\u017f
 A
-    step 1, '{}': write A gets, A writes, A goes on, A acks, A extends, A stops or tick 5; workers
-    are A, B and C
+    step 1, '{}': write {VERBS} or tick 5; workers are A, B and C
 A gets, A writes
     step 1, 'A gets, A writes': steps are divided by ; and not by commas
 A gets now
@@ -4249,11 +4248,6 @@ A gets; B extends
 A gets; A goes on
     step 2, 'A goes on': worker A is not inside apply(): put a step such as A writes 3 statements
     before it
-A gets; A writes 2 statements; A acks
-A gets; A writes 2 statements; A gets
-A gets; A writes 2 statements; A writes
-A gets; A writes 2 statements; A extends
-    step 3, '{}': worker A is inside apply(): put A goes on or A stops before it
 ;; ;
     a story needs steps, such as "A gets; A writes; tick 5; B gets; B writes; B acks; A acks"
 """
@@ -4280,14 +4274,48 @@ A gets; A writes 2 statements; A extends
         slow = self.tell("A gets; tick 5; B gets; B writes; B acks; A writes; A acks")
         self.assertEqual(self.actions(slow), "send deliver lapse deliver commit ack reuse stale")
 
-    def test_every_verb_has_its_action(self) -> None:
-        steps = "A gets; A writes 2; A goes on; A extends; A acks; A extends; A stops"
-        played = self.tell(f"{steps}; B gets")
-        self.assertEqual(
-            self.actions(played), "send deliver write commit extend ack stale stop refuse"
-        )
-        words = {verb.word for verb in VERBS.values() if verb.word}
-        self.assertEqual(words, set(re.findall(r"A ([a-z]+(?: on)?)", steps)))
+    # Below each step of one story: what its worker tries, and the action of its row.
+    EVERY_VERB = """
+A gets
+    asks the queue for work: deliver
+A writes 2 blind
+    writes blind, 2 statements: write
+A goes on
+    goes on: commit
+A writes 1
+    writes the safe way, 1 statement: write
+A goes on 1
+    goes on, 1 statement: write
+A goes on 9
+    goes on, 9 statements: commit
+A writes
+    writes the safe way: reuse
+A extends
+    extends its lease: extend
+A acks
+    acknowledges: ack
+A stops
+    stops: stop
+"""
+
+    def test_every_verb_says_what_is_tried_and_has_its_action(self) -> None:
+        steps = self.pairs(self.EVERY_VERB)
+        played = self.tell("; ".join(step for step, _ in steps))
+        told = [f"{event.tried}: {event.action}" for event in played.events[1:]]
+        self.assertEqual(told, [expected for _, expected in steps])
+        for word in VERB_OF:
+            self.assertIn(f"\nA {word}", self.EVERY_VERB)
+
+    def test_worker_inside_apply_goes_on_or_stops_and_does_nothing_else(self) -> None:
+        self.enterContext(self.edited("apply", PLAIN_APPLY))
+        inside = "A gets; A writes 2"
+        for verb in VERBS.values():
+            if verb.word and verb.inside is False:
+                why = "worker A is inside apply(): put A goes on or A stops before it"
+                with self.subTest(verb.word), self.assertRaisesRegex(UsageError, re.escape(why)):
+                    self.tell(f"{inside}; A {verb.word}")
+        for word in "goes on", "stops":
+            self.assertEqual(self.tell(f"{inside}; A {word}").error, "")
 
     def test_lapse_stands_at_the_tick_at_which_the_lease_ended(self) -> None:
         self.assertEqual(self.tell("A gets; tick 999").events[-1].tick, 5)
@@ -4300,6 +4328,8 @@ A gets; A writes 2 statements; A extends
         for story, why in self.pairs(self.WRONG_STORIES):
             with self.subTest(story):
                 last = story.strip("; ").split("; ")[-1]
+                verbs = ", ".join(f"A {word}" for word in VERB_OF)
+                why = why.replace("{VERBS}", verbs)
                 why = why.replace("'{}'", ascii(last)).replace("{!a}", ascii(last))
                 said = self.lab("demo", "--story", story, "--keep", "new")
                 self.assertEqual(said, (2, "", f"error: {why}\n"))
@@ -4709,23 +4739,6 @@ receipt); a queue never sees the database
         self.assertNotIn("reuse-effect", said.out.split("committed in the database now")[0])
         self.assertTrue(said.out.endswith("\n6 of 9 predictions right\n"))
 
-    def test_step_says_what_is_tried_and_nothing_of_what_comes_of_it(self) -> None:
-        story = "A gets; A writes 2 blind; A goes on 1; A acks; A writes; A extends; A stops"
-        said = self.lab("demo", "--step", "--story", story, typed="\n" * 9)
-        self.assertEqual(
-            re.findall(r"\n\? tick \d+: (.*)\. State", said.out),
-            [
-                "producer sends a message",
-                "worker A asks the queue for work",
-                "worker A writes blind, 2 statements",
-                "worker A goes on, 1 statement",
-                "worker A acknowledges",
-                "worker A writes the safe way",
-                "worker A extends its lease",
-                "worker A stops",
-            ],
-        )
-
     def test_guess_may_be_written_in_many_ways(self) -> None:
         both = {"message": "in flight", "saved drafts": "1"}
         for text in ("i 1", "i1", "1 i", "in_flight 01", "in flight1"):
@@ -5021,12 +5034,12 @@ positional arguments:
 options:
   -h, --help        show this help message and exit
   --story STORY     play your own story, such as "A gets; A writes; tick 5; B
-                    gets; B writes; B acks; A acks". Workers are A, B and C;
-                    they can also stop and extend. tick 5: go on to tick 5. A
-                    writes blind: without a look, and without an effect
-                    receipt. A writes key=... payload=...: another order. A
-                    writes 3 statements: so much of its SQL; A goes on: the
-                    rest
+                    gets; B writes; B acks; A acks". Workers are A, B and C.
+                    The words for what they do: gets, writes, goes on, acks,
+                    extends, stops. tick 5: go on to tick 5. A writes blind:
+                    without a look, and without an effect receipt. A writes
+                    key=... payload=...: another order. A writes 3 statements:
+                    so much of its SQL; A goes on: the rest
   --search PROGRAM  play every schedule of two deliveries, down to the single
                     SQL statement, whose workers do, say, "writes; acks"; a
                     second PROGRAM is for the second delivery
