@@ -4595,6 +4595,12 @@ its effect receipt", "message": "in_flight", "deliveries": 1, "drafts": 1, "rece
         rows_of_table = [line.split()[0] for line in said.out.splitlines()[-3:]]
         self.assertEqual(rows_of_table, ["case", "early-ack", "normal"])
 
+    def test_conclusions_stand_in_upper_case_nowhere_else(self) -> None:
+        for word in WORDS:
+            for text in (PUBLISHED_DEMO, SearchTest.SEARCHED, ReportTest.REPORT):
+                upper = text.count(word.upper())
+                self.assertEqual(upper, text.count(f": {word.upper()}. "), word)
+
     def test_picture_stands_between_the_rows_and_the_evidence(self) -> None:
         said = self.lab("demo", "--picture", "normal").out
         rows, rest = said.split("\ntick queue ")
