@@ -882,15 +882,14 @@ class Call:
 
     def stop(self) -> None:
         """End it: it hands SQLite nothing more, and what it did not commit is undone."""
-        if self.ended:
+        if self.ended or not self._thread:
             return
         with watched(self):
             self._stopped = True
             if self._parked or self._back.acquire(timeout=PATIENCE):
                 self._close()  # not while it runs: SQLite would not bear that
             self._go.release()
-            if self._thread:
-                self._thread.join(PATIENCE)
+            self._thread.join(PATIENCE)
             self.ended = "stopped"
 
     def statement(self, cursor: "Cursor", sql: str, values: Any, run: Callable[[], Any]) -> Any:
@@ -3557,6 +3556,12 @@ class CaseTest(PublishedStoryTest):
         sentence = conclude(second[-1].job).sentence
         self.assertIn("The look of worker A found the effect receipt.", sentence)
 
+    def test_draft_that_was_there_before_is_decided_by_no_row(self) -> None:
+        for _ in range(2):
+            *_, end = run_case("duplicate-effect", self.database)
+        self.assertEqual(end.drafts, 4)
+        self.assertEqual(conclude(end.job).decided_by, 0)
+
     def test_each_event_is_read_back_through_a_new_connection(self) -> None:
         opened = []
 
@@ -3679,16 +3684,19 @@ class CaseTest(PublishedStoryTest):
         self.assertRegex(error, r"^normal: FileNotFoundError: .* \(in the folder .+\)$")
 
     def test_database_that_another_program_locks_is_told_with_its_folder(self) -> None:
-        def story() -> Iterator[Event]:
+        def story(begin: str) -> Iterator[Event]:
             create_database(self.database)
             with Job("x", self.database) as job:
+                worker = job.worker("worker A")
                 yield from job.sends(LESSON)
+                yield from worker.gets()
                 with connect(self.database) as other:
-                    other.execute("BEGIN EXCLUSIVE")
-                    yield from job.worker("worker A").gets()
+                    other.execute(begin)
+                    yield from worker.writes(**LESSON._asdict())
 
-        error = play("x", "", story(), "y").error
-        self.assertEqual(error, "x: OperationalError: database is locked (in the folder y)")
+        for begin in ("BEGIN EXCLUSIVE", "BEGIN IMMEDIATE"):
+            error = play("x", "", story(begin), "y").error
+            self.assertEqual(error, "x: OperationalError: database is locked (in the folder y)")
 
 
 class EditTest(PublishedStoryTest):
@@ -3865,6 +3873,10 @@ class ApplyTest(PublishedStoryTest):
         "no look": NO_LOOK,
         "BEGIN": PLAIN_BEGIN,
         "no transaction": (BEGIN, "", COMMIT, "        pass"),
+        "second connection": (
+            RECEIPT,
+            f"{COMMIT}\n    with connect(database) as db:\n{BEGIN}{RECEIPT}",
+        ),
         "commit() in between": (RECEIPT, f"        db.commit()\n{BEGIN}{RECEIPT}"),
         "no second COMMIT": (COMMIT, "        pass", RECEIPT, f"{COMMIT}\n{BEGIN}{RECEIPT}"),
         "no COMMIT": (COMMIT, "        pass"),
@@ -3932,6 +3944,9 @@ second transaction: A gets; A writes 5 statements; A stops; tick 5; B gets; B wr
     payload, draft_id FRO...; looks: finds no effect receipt; runs 3: INSERT INTO drafts
     (tenant, ...; runs 4: COMMIT; COMMITS draft 1 and no effect receipt; runs 5: BEGIN
     IMMEDIATE; pauses before 6: INSERT INTO receipt...
+second transaction: A gets; A writes 5; A stops
+    1 1 0 in_flight pending: none | STOPS inside apply(), not acknowledged; before 6: INSERT INTO
+    receipts (tena...; committed draft 1 and no effect receipt
 second transaction: A gets; A writes 7
     1 1 1 in_flight pending: none | runs 1: BEGIN IMMEDIATE; runs 2: SELECT payload, draft_id
     FRO...; looks: finds no effect receipt; runs 3: INSERT INTO drafts (tenant, ...; runs 4: COMMIT;
@@ -3971,6 +3986,11 @@ commit() in between: A gets; A writes 4
     1 1 0 in_flight pending: none | runs 1: BEGIN IMMEDIATE; runs 2: SELECT payload, draft_id
     FRO...; looks: finds no effect receipt; runs 3: INSERT INTO drafts (tenant, ...; COMMITS draft 1
     and no effect receipt; runs 4: BEGIN IMMEDIATE; pauses before 5: INSERT INTO receipt...
+second connection: A gets; A writes 5; A goes on
+    1 1 1 in_flight pending: none | runs 1: BEGIN IMMEDIATE; runs 2: SELECT payload, draft_id
+    FRO...; looks: finds no effect receipt; runs 3: INSERT INTO drafts (tenant, ...; runs 4: COMMIT;
+    COMMITS draft 1 and no effect receipt; runs 5: BEGIN IMMEDIATE; pauses before 6: INSERT INTO
+    receipt...
 no second COMMIT: A gets; A writes 4; A goes on
     1 1 0 in_flight pending: none | runs 5: BEGIN IMMEDIATE; runs 6: INSERT INTO receipts
     (tenant...; returns, and has committed nothing more
@@ -3978,6 +3998,8 @@ no COMMIT: A gets; A writes; A acks; A stops
     1 0 0 settled lost: ack of worker A | runs 1: BEGIN IMMEDIATE; runs 2: SELECT payload,
     draft_id FRO...; looks: finds no effect receipt; runs 3: INSERT INTO drafts (tenant, ...;
     runs 4: INSERT INTO receipts (tenant...; returns, and has committed nothing
+no COMMIT: A gets; A writes; A stops
+    1 0 0 in_flight pending: none | STOPS: work not done, not acknowledged
 raise between: A gets; A writes; A acks
     1 0 0 in_flight pending: none | looks: finds no effect receipt; FAILS: RuntimeError: in
     between; has committed nothing
@@ -4139,6 +4161,9 @@ tick 1
 A gets; A writes; A writes blind payload=x; A writes payload=x; A acks
     The message is settled, and 2 drafts are saved under one operation key. The look of worker A
     found the effect receipt that worker A wrote, for other work.
+A gets; A writes; A writes payload=x; A acks; A writes blind payload=x
+    The message is settled, and 2 drafts are saved under one operation key. The look of worker A
+    found the effect receipt that worker A wrote, for other work.
 A gets; A writes payload=x; A writes; A writes key=y; A acks
     The message is settled, and 2 drafts are saved under 2 operation keys. The look of worker A
     found the effect receipt that worker A wrote, for other work.
@@ -4192,6 +4217,8 @@ A gets; A writes 2; tick 5; B gets; B writes
     wait: waits at 1: BEGIN IMMEDIATE; worker A holds the lock
 A gets; A writes 2; tick 5; B gets; B writes; B goes on 1
     wait: waits at 1: BEGIN IMMEDIATE; worker A holds the lock
+A gets; A writes 2; tick 5; B gets; B writes; A goes on; B goes on 1
+    write: runs 1: BEGIN IMMEDIATE; pauses before 2: SELECT payload, dra...
 A gets; A writes; A writes 3 payload=x
     conflict: wants to write 'x'; runs 1: BEGIN IMMEDIATE; runs 2: SELECT payload, draft_id FRO...;
     looks: finds effect receipt of other work; is REFUSED: operation_conflict
@@ -4226,6 +4253,9 @@ A gets\u201d
 tick 999999; A gets; C acks
     step 3, 'C acks': worker C has no delivery: it never asked for one: nobody gets one any more:
     leave this step out
+tick 999994; A gets; C acks
+    step 3, 'C acks': worker C has no delivery: it never asked for one: put tick 999999; C gets
+    before it
 A gets; A writes blindly
     step 2, 'A writes blindly': after writes may come a number of statements, blind, key=... and
     payload=..., in this order, but not 'blindly'
@@ -4401,6 +4431,7 @@ class InsideTest(PublishedStoryTest):
         source = self.changed("apply", commit, caught)
         with self.edited("apply", source, stay=stay, PATIENCE=0.1):
             played = self.tell("A gets; A writes 4; A stops; tick 5; B gets; B writes 1")
+        self.assertEqual(self.actions(played).split()[-1], "write")
         self.assertEqual(played.events[-1].drafts, 0)
         left = [thread for thread in threading.enumerate() if thread.daemon]
         wait.set()
