@@ -2609,14 +2609,18 @@ def origin(error: BaseException) -> BaseException:
 
 
 def place_of(error: BaseException, line: int) -> str:
-    """The innermost line of the lesson's part in which it came up; or else `line` of run_case()."""
+    """The innermost line of the lesson's part in which it came up: of a misstep, in run_case().
+    Or else `line` of that."""
     import traceback
 
     lesson = run_case.__code__
     last = max(number for _, _, number in lesson.co_lines() if number)
     for frame in reversed(traceback.extract_tb(origin(error).__traceback__)):
         here = frame.filename == lesson.co_filename and 0 < (frame.lineno or 0) <= last
-        if here and frame.name != "acted":  # which stands around every act
+        told = frame.name != "acted"  # which stands around every act
+        if isinstance(error, Misstep):
+            told = frame.name == "run_case"
+        if here and told:
             return f"line {frame.lineno}, in {frame.name}"
     return f"line {line or lesson.co_firstlineno}, in run_case"
 
@@ -3769,6 +3773,9 @@ yield from job.tick(LEASE + 2)
     -> job.queue.send("", now=job.now)
     -> something changed and no row tells of it
 yield from job.tick(LEASE + 2)
+    -> apply(database, tenant="a", **{"operation": "b"}, payload="c")
+    -> something changed and no row tells of it
+yield from job.tick(LEASE + 1)
     -> apply(database, tenant="a", **{"operation": "b"}, payload="c")
     -> something changed and no row tells of it
 yield from job.tick(LEASE + 2)
