@@ -2316,7 +2316,7 @@ class Quiz:
     def __init__(self) -> None:
         self.answers: list[Answer] = []
         self.more = True  # input to come
-        self.read = 0  # lines so far
+        self.read = False  # anything so far
         self.explained = False  # how to guess
         with suppress(AttributeError, ValueError):  # no standard input, or not a file
             sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
@@ -2344,7 +2344,7 @@ class Quiz:
             say()  # the typed line end does not show
         if not line and not self.read:
             say(CANNOT_ASK)
-        self.read += 1
+        self.read = True
         return line
 
     def note(self, case: str, about: str, predicted: str, observed: object, where: str = "") -> str:
@@ -3838,6 +3838,16 @@ yield from job.tick(LEASE)
         self.assertEqual(self.actions(played), "send deliver commit stop refuse lapse")
         self.assertIn("what is yielded is not the row of an act", played.error)
 
+    def test_row_that_is_left_out_is_not_made_up_for_by_another_one(self) -> None:
+        twice = "yield from [*worker_b.acks()] * 2"
+        with self.edit(
+            *("yield from job.tick(LEASE)\n", "list(job.tick(LEASE))\n"),
+            *("yield from worker_b.acks()", twice),
+        ):
+            played = self.play("reuse-effect")
+        self.assertEqual(self.actions(played), "send deliver commit stop refuse")
+        self.assertIn("write yield from", played.error)
+
     def test_time_may_pass_before_the_message_is_sent(self) -> None:
         sends = "yield from job.sends("
         with self.edit(sends, f"yield from job.tick(0)\n        {sends}"):
@@ -4165,6 +4175,9 @@ A gets; A writes; A acks; A writes payload=x
     worker A, 'x', was acknowledged, then refused, and is saved nowhere.
 tick 1
     No draft is saved. The message is ready, and goes to whoever asks next.
+A gets; A writes payload=\ud800; A acks; tick 5; B gets; A writes
+    No draft is saved. The message is in flight, and comes again if nobody acknowledges it before
+    tick 10. Since worker A failed, these steps of it are left out: A acks; A writes.
 A gets; A writes; A writes blind payload=x; A writes payload=x; A acks
     The message is settled, and 2 drafts are saved under one operation key. The look of worker A
     found the effect receipt that worker A wrote, for other work.
@@ -4266,6 +4279,9 @@ tick 999994; A gets; C acks
 A gets; A writes blindly
     step 2, 'A writes blindly': after writes may come a number of statements, blind, key=... and
     payload=..., in this order, but not 'blindly'
+A gets; A writes blindly and without any look
+    step 2, 'A writes blindly and without any look': after writes may come a number of statements,
+    blind, key=... and payload=..., in this order, but not 'blindly and without any look'
 A gets; A writes key = x
     step 2, 'A writes key = x': after writes may come a number of statements, blind, key=... and
     payload=..., in this order, but not 'key = x'
@@ -4576,6 +4592,7 @@ its effect receipt", "message": "in_flight", "deliveries": 1, "drafts": 1, "rece
         self.assertEqual({len(text) for text in shortened}, {25})
         self.assertEqual(shortened[1], "xxxxxxx..f35158ef..xxxxxy")
         self.assertEqual(shortened[4], "x" * 25)
+        self.assertEqual(len(name_of("z" * 99)), 20)
 
     def test_evidence_tells_keys_apart_that_differ_in_a_blank_at_the_end(self) -> None:
         with self.edit(EDIT_1, EDIT_1.replace("v1", "v1 ")):
@@ -4589,11 +4606,12 @@ its effect receipt", "message": "in_flight", "deliveries": 1, "drafts": 1, "rece
 
     def test_any_literal_gives_an_intact_account_and_picture_or_an_error(self) -> None:
         fine = "'\"\n\r\t\x1b[31m|`<b>;#", "```", "\U0001f600" * 9, "x" * 5000
-        for number, text in enumerate((*fine, "\ud800", "", None, 7)):
-            with self.subTest(text=text), self.edit((EDIT_1, EDIT_2)[number % 2], f"{text!r}, #"):
-                played = self.play("duplicate-effect")
-            self.assertIntact(played)
-            self.assertEqual(bool(played.error), text not in fine)
+        for text in (*fine, "\ud800", "", None, 7):
+            for point in (EDIT_1, EDIT_2):
+                with self.subTest(text=text, point=point), self.edit(point, f"{text!r}, #"):
+                    played = self.play("duplicate-effect")
+                    self.assertIntact(played)
+                    self.assertEqual(bool(played.error), text not in fine)
 
     def test_any_actor_any_tick_and_any_lease_give_an_intact_account_and_picture(self) -> None:
         for actor in ("", "queue", "database", "time", "z" * 99, "\u00e9\n"):
@@ -4730,9 +4748,10 @@ receipt); a queue never sees the database
         )
 
     def test_look_that_found_other_work_has_recognised_it(self) -> None:
-        story = "A gets; A writes; tick 5; B gets; B writes payload=x"
-        said = self.lab("demo", "--predict", "--story", story, typed="\n\nw\n")
-        self.assertIn("= right: recognised by a worker's look\n", said.out)
+        story = "A gets; A writes; tick 5; B gets; B writes payload=x; B writes blind"
+        said = self.lab("demo", "--predict", "--story", story, typed="\n2\nw\n")
+        right = "= right: saved drafts 2\n= right: recognised by a worker's look\n"
+        self.assertIn(right, said.out)
 
     def test_step_asks_once_an_event_and_hides_the_name(self) -> None:
         said = self.lab("demo", "--step", "reuse-effect", typed="i\n" * 9)
