@@ -4279,9 +4279,9 @@ tick 999994; A gets; C acks
 A gets; A writes blindly
     step 2, 'A writes blindly': after writes may come a number of statements, blind, key=... and
     payload=..., in this order, but not 'blindly'
-A gets; A writes blindly and without any look
-    step 2, 'A writes blindly and without any look': after writes may come a number of statements,
-    blind, key=... and payload=..., in this order, but not 'blindly and without any look'
+A gets; A writes blindly and without a receipt
+    step 2, 'A writes blindly and without a receipt': after writes may come a number of statements,
+    blind, key=... and payload=..., in this order, but not 'blindly ..881e61b2.. receipt'
 A gets; A writes key = x
     step 2, 'A writes key = x': after writes may come a number of statements, blind, key=... and
     payload=..., in this order, but not 'key = x'
