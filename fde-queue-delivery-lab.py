@@ -842,7 +842,7 @@ class Call:
         self._holder = ""
         self._at_once = ""
         self._stopped = False
-        self._left = 0.0  # statements that it may still run in this step
+        self._may_run = 0.0  # statements that it may still run in this step
         self._thread: threading.Thread | None = None
         self._parked = False  # it waits, and runs nothing
         self._go = threading.Semaphore(0)
@@ -852,7 +852,7 @@ class Call:
         """Run so many statements, or to the end. Returns what was seen."""
         self.job.check_database()
         earlier = len(self.seen)
-        self._left = float("inf") if statements is None else statements
+        self._may_run = float("inf") if statements is None else statements
         alone = [worker.call for worker in self.job.inside()] == [self]
         with watched(self):
             if self._thread:
@@ -936,7 +936,7 @@ class Call:
                 if not self._holder:
                     raise
             self._hand_over()
-            self._left -= 1
+            self._may_run -= 1
 
     def _look(self, connection: "Connection", sql: str, values: Any) -> None:
         """Run a SELECT once more, beside the call, to see what came back."""
@@ -995,9 +995,9 @@ class Call:
     def _pause(self) -> None:
         """Where no statement is left in this step, wait for the next one."""
         self.refuse_if_stopped()
-        if self._left < 1:
+        if self._may_run < 1:
             self._hand_over()
-        self._left -= 1
+        self._may_run -= 1
 
     def _hand_over(self) -> None:
         """Let the others go on, until this worker is to go on."""
@@ -1257,7 +1257,7 @@ def tell_stopping(job: Job, actor: str, result: object) -> Row:
         lines = [
             Line(f"STOPS inside apply(), {acknowledged}", "stop"),
             Line(cut(f"before {seen.next}")),
-            Line(committed_before(seen) or "nothing of it is committed"),
+            Line(done_so_far(seen) or "nothing of it is committed"),
         ]
         return "stop", lines
     work = "work not done"
@@ -1337,7 +1337,7 @@ def ending(seen: Seen, action: str, saved: Committed) -> list[Line]:
     if action == "fail":
         texts = [f"FAILS: {error_text(seen.error)}", seen.at_once]
         if not any(isinstance(thing, Commit) for thing in seen.now):
-            texts.append(committed_before(seen) or "has committed nothing")
+            texts.append(done_so_far(seen) or "has committed nothing")
         return [Line(text) for text in texts if text]
     if action == "wait":
         return [Line(cut(f"waits at {seen.next}")), Line(f"{name_of(seen.holder)} holds the lock")]
@@ -1356,7 +1356,7 @@ def ending(seen: Seen, action: str, saved: Committed) -> list[Line]:
     return []
 
 
-def committed_before(seen: Seen) -> str:
+def done_so_far(seen: Seen) -> str:
     """What a call has committed so far, in one line; "" if nothing."""
     done = "; ".join(text for commit in seen.of(Commit) for text in changes(commit))
     for now, past in (("COMMITS", "committed"), ("CHANGES", "changed"), ("REMOVES", "removed")):
@@ -1437,10 +1437,10 @@ def judge(job: Job) -> tuple[str, str, int]:
     if second:
         same = [draft for draft in drafts if draft.key() == second.key()]
         clause = f"{len(same)} drafts are saved under one operation key"
-        return "duplicated", clause, commit_of(second, events)
+        return "duplicated", clause, step_that_saved(second, events)
     if len(keys) > 1:
         clause = f"{len(drafts)} drafts are saved under {len(keys)} operation keys"
-        return "two actions", clause, commit_of(drafts[1], events)
+        return "two actions", clause, step_that_saved(drafts[1], events)
     if last and last.action == "conflict":
         clause = "an order was refused: somebody must decide which work was meant"
         return "conflict", clause, last.step
@@ -1453,7 +1453,7 @@ def judge(job: Job) -> tuple[str, str, int]:
         clause = f"one draft is saved, but not the work that {name_of(last.actor)} was handed"
         return "mistaken", clause, last.step
     replays = of(events, "reuse")
-    decided_by = replays[0].step if replays else commit_of(drafts[0], events)
+    decided_by = replays[0].step if replays else step_that_saved(drafts[0], events)
     return "once", "one draft is saved", decided_by
 
 
@@ -1461,12 +1461,12 @@ def of(events: list[Event], *actions: str) -> list[Event]:
     return [event for event in events if event.action in actions]
 
 
-def commit_of(draft: Saved, events: list[Event]) -> int:
+def step_that_saved(draft: Saved, events: list[Event]) -> int:
     """The step at which a draft was committed; 0 when it was there before."""
-    return next((event.step for event in events if draft in committed_by(event).drafts), 0)
+    return next((event.step for event in events if draft in saved_by(event).drafts), 0)
 
 
-def committed_by(event: Event) -> Committed:
+def saved_by(event: Event) -> Committed:
     """What is saved since this row, and was not before it."""
     drafts: list[Saved] = []
     receipts: list[Saved] = []
@@ -1510,7 +1510,7 @@ def second_under_a_key(drafts: tuple[Saved, ...]) -> Saved | None:
 
 def remarks(job: Job) -> list[str]:
     """What else a reader must know, a sentence each."""
-    found = [*found_receipts(job.events), *orders_saved_nowhere(job.events), *left_out(job)]
+    found = [*found_receipts(job.events), *orders_saved_nowhere(job.events), *steps_left_out(job)]
     return list(dict.fromkeys(found))
 
 
@@ -1522,7 +1522,7 @@ def found_receipts(events: list[Event]) -> Iterator[str]:
                 wrote = "".join(
                     f" that {name_of(writer.actor)} wrote"
                     for writer in events
-                    if any(r.draft_id == look.draft_id for r in committed_by(writer).receipts)
+                    if any(r.draft_id == look.draft_id for r in saved_by(writer).receipts)
                 )
                 yield f"The look of {name_of(event.actor)} found the effect receipt{wrote}{work}."
 
@@ -1541,7 +1541,7 @@ def orders_saved_nowhere(events: list[Event]) -> Iterator[str]:
             yield f"{what} was {how}, and is saved nowhere."
 
 
-def left_out(job: Job) -> Iterator[str]:
+def steps_left_out(job: Job) -> Iterator[str]:
     for worker in dict.fromkeys(step.worker for step in job.left_out):
         steps = "; ".join(step.text for step in job.left_out if step.worker == worker)
         yield f"Since {name_of(worker)} failed, these steps of it are left out: {plain(steps)}."
@@ -1792,7 +1792,7 @@ class Search:
     def _next_moves(self, job: Job) -> list[Move]:
         """What can happen next: a move of worker A, of worker B, a lease's end, a delivery."""
         moves = []
-        for letter, left in self._left(job).items():
+        for letter, left in self._steps_left(job).items():
             worker = job.worker(f"worker {letter}")
             if worker in job.inside():
                 moves.append(Move(letter, "goes on", statements=1))
@@ -1804,7 +1804,7 @@ class Search:
             moves.append(Move(WORKERS[len(job.workers)], "gets"))
         return moves
 
-    def _left(self, job: Job) -> dict[str, list[Move]]:
+    def _steps_left(self, job: Job) -> dict[str, list[Move]]:
         """The steps of each worker that have not come to their end."""
         left = {}
         for letter, program in zip(WORKERS, self.programs[: len(job.workers)], strict=False):
@@ -1816,7 +1816,7 @@ class Search:
     def _where(self, job: Job) -> object:
         """What tells a point from others."""
         places = []
-        for letter, left in self._left(job).items():
+        for letter, left in self._steps_left(job).items():
             worker = job.worker(f"worker {letter}")
             statements: tuple[Statement, ...] = ()
             if worker in job.inside():
@@ -1841,7 +1841,7 @@ class Search:
 
     def _ending(self, job: Job) -> Iterator[Move]:
         """Both workers stop. If the message is not settled, one more gets it and does its work."""
-        for letter, left in self._left(job).items():
+        for letter, left in self._steps_left(job).items():
             if left and not job.worker(f"worker {letter}").failed:
                 yield Move(letter, "stops")
         if job.state() == "in_flight":
@@ -2407,7 +2407,7 @@ def judge_predictions(
     }
     shown_by = {
         "deliveries": of(events, "deliver"),
-        "saved drafts": [event for event in events if committed_by(event).drafts],
+        "saved drafts": [event for event in events if saved_by(event).drafts],
         "recognised by": finds,
     }
     for about, answer in predicted.items():
