@@ -3831,6 +3831,14 @@ yield from job.tick(LEASE)
                 self.assertTrue(played.error.startswith(f"reuse-effect: {why}"), played.error)
                 self.assertRegex(played.error, r"\(line \d+, in run_case\)$")
 
+    def test_misstep_is_told_with_its_line_of_run_case(self) -> None:
+        acks = "yield from worker_b.acks()"
+        with self.edit(acks, "yield from worker_a.acks()"):
+            error = self.play("reuse-effect").error
+        above, _, _ = self.source().rpartition(acks)
+        line = run_case.__code__.co_firstlineno + above.count("\n")
+        self.assertIn(f" (line {line}, in run_case)", error)
+
     def test_false_trace_is_not_shown_whatever_an_edit_catches(self) -> None:
         twice = "for _ in range(9):\n            try: yield from [*job.tick(LEASE)] * 2\n"
         with self.edit("yield from job.tick(LEASE)\n", f"{twice}            except: pass\n"):
@@ -3902,6 +3910,7 @@ class ApplyTest(PublishedStoryTest):
         "look by another key": ("(look, key)", "(look, (tenant, payload))"),
         "look by the tenant alone": (" AND operation = ?", " AND ? <> ''"),
         "look behind a comment": ('"SELECT payload', '"-- look\\n /* now */ SELECT payload'),
+        "look again": (COMMIT, f"        db.execute(look, key).fetchone()\n{COMMIT}"),
         "look misspelt": ("SELECT payload", "SELECT paylaod"),
         "look in drafts": ("payload, draft_id FROM receipts", "payload, id FROM drafts"),
         "with db": (
@@ -3927,7 +3936,7 @@ class ApplyTest(PublishedStoryTest):
         "no body": ("    with connect(", '    return Applied("created", 1)\n    with connect('),
         "never closed": (
             "with connect(database) as db:",
-            "for db in [sqlite3.connect(database, 30, 0, None)]:",
+            "for db in [sqlite3.connect(database, 30, 0, None, True)]:",
         ),
         "kept connection": (
             "with connect(database) as db:",
@@ -3942,6 +3951,12 @@ class ApplyTest(PublishedStoryTest):
             COMMIT,
             f"        try:\n    {COMMIT}\n        except BaseException:\n"
             "            apply(database, tenant=tenant, **{'operation': 'x'}, payload=payload)\n",
+        ),
+        "changes before all": (
+            BEGIN,
+            f'{BEGIN}        db.execute("DELETE FROM receipts")\n'
+            "        db.execute(\"UPDATE drafts SET payload = 'y'\")\n"
+            f"{COMMIT}\n{BEGIN}",
         ),
         "changes before a refusal": (
             "                raise Op",
@@ -4034,6 +4049,11 @@ look by the tenant alone: A gets; A writes; A writes key=x
 look behind a comment: A gets; A writes; A writes
     1 1 1 in_flight pending: none | looks: finds effect receipt of draft 1; REPLAYS draft 1: writes
     nothing
+look again: A gets; A writes
+    1 1 1 in_flight pending: none | looks: finds no effect receipt; looks: finds effect receipt of
+    draft 1; COMMITS draft 1 and its effect receipt
+look in drafts: A gets; A writes
+    1 1 1 in_flight pending: none | looks: finds no draft; COMMITS draft 1 and its effect receipt
 look misspelt: A gets; A writes; A acks
     1 0 0 in_flight pending: none | fails at 2: SELECT paylaod, draft_id...; FAILS:
     OperationalError: no such column: paylaod; has committed nothing
@@ -4080,6 +4100,9 @@ no body: A gets; A writes; A acks; A stops
 never closed: A gets; A writes 3; A stops; tick 5; B gets; B writes; B acks
     2 1 1 settled once: commit of worker B | looks: finds no effect receipt; COMMITS draft 1 and
     its effect receipt
+changes before all: A gets; A writes; A writes 5; A stops
+    1 1 0 in_flight pending: none | STOPS inside apply(), not acknowledged; before 6: SELECT
+    payload, draft_id F...; changed draft 1; removed the effect receipt of draft 1
 changes before a refusal: A gets; A writes; A writes payload=x
     1 1 0 in_flight conflict: conflict of worker A | wants to write 'x'; looks: finds effect
     receipt of other work; CHANGES draft 1; REMOVES the effect receipt of draft 1; is REFUSED:
@@ -4100,6 +4123,16 @@ changes before a refusal: A gets; A writes; A writes payload=x
                 self.assertEqual(self.outcome(played), outcome)
                 self.assertIn(row, [event.detail for event in played.events])
         self.assertEqual(threading.active_count(), threads)
+
+    def test_work_that_was_taken_for_a_repeat_is_mistaken_and_saved_nowhere(self) -> None:
+        story = "A gets; A writes; A writes payload=x; A acks"
+        self.assertEqual(
+            self.play_changed(self.EDITS["no comparison"], story).conclusion.sentence,
+            "The message is settled, and one draft is saved, but not the work that worker A was"
+            " handed. The look of worker A found the effect receipt that worker A wrote, for other"
+            " work. The order of worker A, 'x', was taken for a repeat of other work, acknowledged"
+            " all the same, and is saved nowhere.",
+        )
 
     def test_change_of_apply_gives_cases_with_true_rows_and_a_conclusion_or_an_error_line(
         self,
@@ -4678,6 +4711,9 @@ Then it acknowledges.
 ? How many drafts are saved in the end?
 ? Who recognises work done before: the q(ueue), a w(orker's look), or n(obody,
 or there is nothing to recognise)?
+  That is not q, w or n. Enter skips.
+? Who recognises work done before: the q(ueue), a w(orker's look), or n(obody,
+or there is nothing to recognise)?
 --- case 1 of 1; its name comes at the end ------------------------------------
 
                                                       message    saved   effect
@@ -4714,7 +4750,7 @@ receipt); a queue never sees the database
 """
 
     def asked(self) -> str:
-        typed = "\nmany\n1\nq\nr0\nsettled\n1 i\nx\n\n"
+        typed = "\nmany\n1\nz\nq\nr0\nsettled\n1 i\nx\n\n"
         said = self.lab("demo", "--predict", "--step", "normal", typed=typed)
         return said.out.replace(" \n", "\n")
 
