@@ -1188,7 +1188,8 @@ STATEMENT_LINES = 6  # at most in one row
 
 
 class Verb(NamedTuple):
-    """What can take place. A worker's verb is a method of Worker, and a word of a story."""
+    """What can take place. A worker's verb is an act of Worker, under the name that VERBS has for
+    it, and a word of a story."""
 
     word: str  # of a story; "" for what no worker does
     tried: str  # what the actor does, whatever comes of it
@@ -2172,14 +2173,14 @@ class Way(NamedTuple):
 
 WAYS = {
     "look": Way("worker", "database", "-"),
-    "commit": Way("worker", "database", "="),
-    "ask": Way("worker", "queue", "-"),
-    "ack": Way("worker", "queue", "="),
-    "answer": Way("queue", "worker", "-"),
-    "queue": Way("queue", "queue", "*"),
-    "beside": Way("queue", "queue", ""),
-    "here": Way("worker", "worker", ""),
-    "stop": Way("worker", "worker", "X"),
+    "commit": Way("worker", "database", "="),  # one of the two moments
+    "ask": Way("worker", "queue", "-"),  # what a worker wants of the queue, and does not settle
+    "ack": Way("worker", "queue", "="),  # the other moment
+    "answer": Way("queue", "worker", "-"),  # what comes of it
+    "queue": Way("queue", "queue", "*"),  # what happens there, whoever does it
+    "beside": Way("queue", "queue", ""),  # and more of it
+    "here": Way("worker", "worker", ""),  # what nobody else takes part in
+    "stop": Way("worker", "worker", "X"),  # and the lane ends
 }
 QUEUE_COLUMN = 7
 DATABASE_COLUMN = 74  # the workers' lanes stand between, at equal distances
@@ -4375,49 +4376,59 @@ A gets; A goes on
                 last = self.tell(story).events[-1]
                 self.assertEqual(f"{last.action}: {last.detail}", detail)
 
-    # Below each step of one story: what its worker tries.
+    # Below each step of one story: what its worker tries, and how each line of its row is drawn.
     EVERY_VERB = """
 A gets
-    asks the queue for work
+    asks the queue for work: answer
 A writes 2 blind
-    writes blind, 2 statements
+    writes blind, 2 statements: here here here
 A goes on
-    goes on
+    goes on: here commit
 A writes 1
-    writes the safe way, 1 statement
+    writes the safe way, 1 statement: here here
 A goes on 1
-    goes on, 1 statement
+    goes on, 1 statement: here here
 A goes on 9
-    goes on, 9 statements
+    goes on, 9 statements: here here here here commit
 A writes
-    writes the safe way
+    writes the safe way: look here
 A extends
-    extends its lease
+    extends its lease: ask answer
 A acks
-    acknowledges
+    acknowledges: ack
 A stops
-    stops
+    stops: stop
 """
 
-    def test_every_verb_says_what_is_tried(self) -> None:
+    def test_every_verb_says_what_is_tried_and_is_drawn(self) -> None:
+        self.enterContext(self.edited("apply", PLAIN_APPLY))
         steps = self.pairs(self.EVERY_VERB)
         played = self.tell("; ".join(step for step, _ in steps))
-        self.assertEqual(
-            [event.tried for event in played.events[1:]], [tried for _, tried in steps]
-        )
+        for event, (step, told) in zip(played.events[1:], steps, strict=True):
+            ways = " ".join(line.way for line in event.lines)
+            self.assertEqual(f"{event.tried}: {ways}", told, step)
         for word in VERB_OF:
             self.assertIn(f"\nA {word}", self.EVERY_VERB)
 
     def test_worker_inside_apply_goes_on_or_stops_and_does_nothing_else(self) -> None:
         self.enterContext(self.edited("apply", PLAIN_APPLY))
         inside = "A gets; A writes 2"
-        for verb in VERBS.values():
-            if verb.word and verb.inside is False:
-                why = "worker A is inside apply(): put A goes on or A stops before it"
-                with self.subTest(verb.word), self.assertRaisesRegex(UsageError, re.escape(why)):
-                    self.tell(f"{inside}; A {verb.word}")
-        for word in "goes on", "stops":
-            self.assertEqual(self.tell(f"{inside}; A {word}").error, "")
+        why = re.escape("worker A is inside apply(): put A goes on or A stops before it")
+        for word in VERB_OF:
+            with self.subTest(word):
+                if word in ("goes on", "stops"):
+                    self.assertEqual(self.tell(f"{inside}; A {word}").error, "")
+                else:
+                    self.assertRaisesRegex(UsageError, why, self.tell, f"{inside}; A {word}")
+
+    def test_worker_without_a_delivery_can_do_nothing_but_get_one(self) -> None:
+        for word in VERB_OF:
+            with self.subTest(word):
+                if word == "gets":
+                    self.assertEqual(self.tell(f"B {word}").error, "")
+                else:
+                    why = "worker B has no delivery"
+                    self.assertRaisesRegex(UsageError, why, self.tell, f"A gets; B {word}")
 
     def test_lapse_stands_at_the_tick_at_which_the_lease_ended(self) -> None:
         self.assertEqual(self.tell("A gets; tick 999").events[-1].tick, 5)
@@ -4448,6 +4459,11 @@ class InsideTest(PublishedStoryTest):
         ):
             self.play("reuse-effect")
         self.assertEqual(seen, [threading.current_thread()] * 2)
+
+    def test_interrupt_of_a_whole_write_ends_the_run(self) -> None:
+        source = self.changed("apply", "    os.stat(", "    raise KeyboardInterrupt\n    os.stat(")
+        with self.edited("apply", source), self.assertRaises(KeyboardInterrupt):
+            self.tell("A gets; A writes")
 
     def test_interrupt_while_a_worker_runs_closes_nothing_under_it(self) -> None:
         found = []
