@@ -979,7 +979,7 @@ class Call:
         except Stopped:
             ended = "stopped"
         except BaseException as error:
-            if isinstance(error, (KeyboardInterrupt, Terminated)) and not self._thread:
+            if isinstance(error, KeyboardInterrupt) and not self._thread:
                 raise  # meant for the lab, and not an error of apply()
             self.error = error
         finally:
@@ -1553,6 +1553,7 @@ WORKERS = "ABC"
 LESSON = Order(TENANT, "J-12:draft:v1", "replace the pump seal")  # of run_case(), sent in a story
 VERB_OF = {verb.word: name for name, verb in VERBS.items() if verb.word}  # by its word in a story
 DIVIDED = "steps are divided by ; and not by commas"
+QUOTE_LEFT_IN = r"^['\"\u2018-\u201f]|['\"\u2018-\u201f]$"  # by the shell
 EXAMPLE = "A gets; A writes; tick 5; B gets; B writes; B acks; A acks"
 
 
@@ -1618,7 +1619,7 @@ def parse_step(number: int, text: str) -> Step:
 def why_no_step(text: str) -> str:
     if "," in text:
         return DIVIDED
-    if re.search(r"^['\"\u2018-\u201f]|['\"\u2018-\u201f]$", text):
+    if re.search(QUOTE_LEFT_IN, text):
         return in_quotes("story", f'--story "{EXAMPLE}"')
     if text.lower().startswith("tick"):
         return f"write tick and the tick to go on to, {LAST_TICK} at most: tick 5"
@@ -1900,17 +1901,17 @@ def parse_program_step(step: Step) -> Move:
     if not found or (found[1].lower() == "acks" and found[2]):
         known = f'write writes or acks, without a worker\'s letter, such as "{PROGRAM}"'
         raise step.wrong(DIVIDED if "," in step.text else known)
-    if parse_write(step, found[2] or "")["statements"]:
+    word, rest = found.groups(default="")
+    if re.match(r"\s+[0-9]", rest, re.A):
         raise step.wrong("leave out the number: a search stops before every statement by itself")
+    parse_write(step, rest)
     if re.search(r"""[^ -~]|["$`%!\\]""", step.text):
-        raise step.wrong("a shell would not leave this alone in double quotes")
-    word = found[1].lower()
-    return Move(
-        letter="",
-        word=word,
-        statements=1 if word == "writes" else None,
-        rest=(found[2] or "").strip(),
-    )
+        raise step.wrong(
+            'what is found is to be pasted in double quotes: leave out " $ ` % ! \\ and all that is'
+            " not ASCII"
+        )
+    statements = 1 if word.lower() == "writes" else None
+    return Move(letter="", word=word.lower(), statements=statements, rest=rest.strip())
 
 
 # == 11. The screen: a case as lines of text =======================================================
@@ -2584,7 +2585,7 @@ def play(name: str, plot: str, story: Any, folder: str) -> Played:
         if len(events) < len(job.events):
             raise Misstep(NOT_YIELDED)
         return Played(name=name, plot=plot, events=events, conclusion=conclude(job), error="")
-    except (UsageError, KeyboardInterrupt, Terminated):
+    except (UsageError, KeyboardInterrupt):
         raise
     except BaseException as error:
         text = str(error) if isinstance(error, Misstep) else error_text(origin(error))
@@ -2721,6 +2722,8 @@ WHAT_IS_SEARCHED = (
 
 def show_search(programs: list[list[Move]]) -> int:
     """Search, show the shortest schedule that goes wrong, and the numbers. Returns the status."""
+    if not isinstance(LEASE, int) or not 1 <= LEASE <= LAST_TICK // 2:
+        raise LabError(f"LEASE is {LEASE}: a search needs 1 to {LAST_TICK // 2} whole ticks")
     say("Every schedule of two deliveries, each played on a queue and a database:")
     for which, program in zip(("first", "second"), programs, strict=True):
         steps = "; ".join(move._replace(statements=None).text() for move in program)
@@ -2734,7 +2737,7 @@ def show_search(programs: list[list[Move]]) -> int:
             played = play_in(folder, "story", parse_story(story))
             say(*wrapped(what), "", titled(played.name), *account(played), "")
     total = sum(search.counts.values()) - search.counts[FAILED]
-    say(f"{total} schedules (counts, no odds; another apply() has other counts), of which end")
+    say(f"{total} schedules (counts, no odds; another apply() has others), of which end")
     for word, number in search.counts.items():
         if not number:
             continue
@@ -2783,8 +2786,13 @@ class Parser(argparse.ArgumentParser):
         self.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=WIDTH)
 
     def error(self, message: str) -> NoReturn:
-        say(f"error: {message}", err=True)
-        raise SystemExit(2)
+        refuse(f"{message}; demo -h shows what there is")
+
+
+def refuse(why: str, verbatim: bool = False) -> NoReturn:
+    """Bad usage: one line, and the end."""
+    say(f"error: {why}", err=True, verbatim=verbatim)
+    raise SystemExit(2)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -2801,19 +2809,18 @@ def parse(arguments: list[str]) -> argparse.Namespace:
             check_options(options)
             prepare(options)
         except UsageError as error:
-            parser.error(str(error))
+            refuse(str(error))
         return options
     parser.add_argument("--version", action="version", version=VERSIONS)
     if arguments and not arguments[0].startswith("-"):
-        parser.error(f"there is no {quoted(arguments[0], 40)}: write demo or test")
-    parser.parse_args(arguments)
-    say(f"error: say what to do: {how_to_run('demo')}", err=True, verbatim=True)
-    raise SystemExit(2)
+        refuse(f"there is no {quoted(arguments[0], 40)}: write demo or test")
+    parser.parse_known_args(arguments)  # -h and --version end here
+    refuse(f"say what to do: {how_to_run('demo')}", verbatim=True)
 
 
 def add_demo_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)}; none: all of them")
+    add("cases", nargs="*", metavar="CASE", help=f"{known_cases()}; none: all of them")
     add(
         "--story",
         action="append",
@@ -2844,20 +2851,26 @@ NO_CASE = r"^[abc]\b|;|['\"\u2010-\u201f]"  # but a piece of a story, or a dash 
 def check_options(options: argparse.Namespace) -> None:
     """UsageError: words that do not go together, or a case that there is not."""
     unknown = [case for case in options.cases if case not in CASES]
-    if options.search and (unknown or "'" in options.search[0]):
+    if options.search and (unknown or any(re.search(QUOTE_LEFT_IN, p) for p in options.search)):
         raise UsageError(in_quotes("program", f'--search "{PROGRAM}"'))
     if unknown and (options.story or re.search(NO_CASE, unknown[0], re.I)):
         raise UsageError(in_quotes("story", f'--story "{EXAMPLE}"'))
     if len(options.story) + bool(options.cases) + bool(options.search) > 1:
         raise UsageError("name cases, or tell one --story, or --search: one of the three")
     if unknown:
-        known = ", ".join(CASES)
-        raise UsageError(f"there is no case {quoted(unknown[0], 40)}: choose from {known}")
+        known = f"choose from {known_cases()}"
+        raise UsageError(f"there is no case {quoted(unknown[0], 40)}: {known}")
+    if options.keep == "":
+        raise UsageError("--keep needs the name of a folder")
     asks = options.predict or options.step
     if options.json and (asks or options.picture):
         raise UsageError("--json stands without --predict, --step and --picture")
     if options.search and (asks or options.json or options.picture or options.keep):
         raise UsageError("--search goes alone: leave out the other options")
+
+
+def known_cases() -> str:
+    return ", ".join(map(str, CASES))
 
 
 def in_quotes(what: str, example: str) -> str:
@@ -2866,7 +2879,7 @@ def in_quotes(what: str, example: str) -> str:
 
 def prepare(options: argparse.Namespace) -> None:
     """Add the names to play, a story's steps, the programs to search. UsageError: they are none."""
-    options.names = list(dict.fromkeys(options.cases or CASES))
+    options.names = list(dict.fromkeys(map(str, options.cases or CASES)))
     options.steps = []
     options.programs = parse_programs(options.search)
     for story in options.story:
@@ -2916,8 +2929,8 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-class Terminated(BaseException):
-    """The system asks the program to end."""
+class Terminated(KeyboardInterrupt):
+    """The system asks the program to end: whatever lets a Ctrl-C through lets this through."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -2984,12 +2997,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return run(arguments)
         finally:
             say(end="")  # what is still buffered must fail here, not at the interpreter's exit
-    except KeyboardInterrupt:
-        complaint = ["", "interrupted"]  # not on the line of a prompt
-        status = 130
     except Terminated as end:
         complaint = []
         status = 128 + end.number
+    except KeyboardInterrupt:
+        complaint = ["", "interrupted"]  # not on the line of a prompt
+        status = 130
     except BrokenPipeError:  # nobody reads on
         return 1
     except LabError as error:
@@ -3106,6 +3119,8 @@ class LabTest(TestCase):
         said = self.lab_with(io.StringIO(typed), *words)
         if said.status == 130:  # meant for the test run, not for the lab in it
             raise KeyboardInterrupt
+        if said.status in (143, 129):
+            raise Terminated(said.status - 128)
         return said
 
     def lab_with(self, stdin: Any, *words: str) -> Said:
@@ -3265,7 +3280,7 @@ class QueueTest(LabTest):
         self.assertEqual(ids, [1, 2, 3, 4, None, 1, 2, 3])
 
     def test_message_is_not_there_before_the_tick_at_which_it_was_sent(self) -> None:
-        queue = Queue()
+        queue = Queue(lease=5)
         message = queue.send("job", now=3)
         self.assertEqual(queue.state(message, now=3), "ready")
         self.assertIsNone(queue.receive(now=2))
@@ -4544,7 +4559,7 @@ committed in the database now:
 story: LOST. The message is settled, and no draft is saved under its operation
 key: nobody will be asked again.
 
-724 schedules (counts, no odds; another apply() has other counts), of which end
+724 schedules (counts, no odds; another apply() has others), of which end
    637 once
     87 lost
        --story "A gets; A acks; A stops"
@@ -4610,6 +4625,13 @@ and in none of them a worker failed.
             search.stories[word] = word
             self.assertTrue(worst(search)[0].startswith(what))
             self.assertEqual(worst(search)[1], "pending" if word == "lost" else word)
+
+    def test_search_needs_a_lease_that_a_story_can_tell(self) -> None:
+        for lease in (0, 500_000, 5.0):
+            with self.subTest(lease=lease), self.edited("run_case", self.source(), LEASE=lease):
+                said = self.lab("demo", "--search", "acks")
+                error = f"error: LEASE is {lease}: a search needs 1 to 499999 whole ticks\n"
+                self.assertEqual(said, (1, "", error))
 
     def test_schedules_that_never_come_to_the_same_point_are_given_up(self) -> None:
         edits = ("    os.stat(database)", "    import uuid\n\n    operation = str(uuid.uuid4())")
@@ -5016,9 +5038,9 @@ nope
 demo Normal
     there is no case 'Normal': choose from {CASES}
 demo --nope
-    unrecognized arguments: --nope
+    unrecognized arguments: --nope; demo -h shows what there is
 demo --pred
-    unrecognized arguments: --pred
+    unrecognized arguments: --pred; demo -h shows what there is
 demo --json --step
 demo --json --predict
 demo --json --picture
@@ -5037,6 +5059,8 @@ demo normal \u2013story
     put the whole story in straight double quotes: --story "{EXAMPLE}"
 demo --search writes; acks
 demo --search 'writes'
+demo --search acks --search 'writes
+demo --search \u201cwrites
     put the whole program in straight double quotes: --search "writes; acks"
 demo --search acks --json
 demo --search acks --step
@@ -5052,7 +5076,8 @@ demo --search B_writes
 demo --search acks,acks
     step 1, 'acks,acks': steps are divided by ; and not by commas
 demo --search writes_3
-    step 1, 'writes 3': leave out the number: a search stops before every statement by itself
+demo --search writes_0
+    step 1, '{}': leave out the number: a search stops before every statement by itself
 demo --search acks_now
     step 1, 'acks now': write writes or acks, without a worker's letter, such as "writes; acks"
 demo --search acks;acks;acks
@@ -5071,15 +5096,20 @@ demo --search ;
     def test_program_holds_nothing_that_a_shell_changes_between_double_quotes(self) -> None:
         for sign in '"$`%!\\\u00e9':
             said = self.lab("demo", "--search", f"acks; writes payload=a{sign}b")
-            why = "a shell would not leave this alone in double quotes"
+            why = re.escape('leave out " $ ` % ! \\ and all that is not ASCII')
             self.assertRegex(said.err, f"^error: step 2, .*: {why}\n$")
             self.assertEqual(said.status, 2)
 
     def test_no_word_at_all_is_answered_with_the_whole_command_to_paste(self) -> None:
-        said = self.lab()
-        self.assertRegex(said.err, "^error: say what to do: (python3|py) .+ demo\n$")
-        self.assertIn(os.path.basename(FILE), said.err)
-        self.assertEqual((said.status, said.out), (2, ""))
+        import shlex
+
+        for words in ((), ("--json",), ("--story", "A gets")):
+            said = self.lab(*words)
+            self.assertRegex(said.err, "^error: say what to do: (python3|py) .+ demo\n$")
+            self.assertEqual((said.status, said.out), (2, ""))
+        _, command = self.lab().err.split("what to do: ")
+        _, path, _ = shlex.split(command)
+        self.assertEqual(os.path.basename(path), os.path.basename(FILE))
         with chdir(os.path.dirname(FILE)):
             self.assertNotIn(os.path.dirname(FILE), self.lab().err)
 
@@ -5125,6 +5155,15 @@ options:
     def test_version_names_the_lab_python_and_sqlite(self) -> None:
         self.assertEqual(self.lab("--version").out, f"{VERSIONS}\n")
 
+    def test_folder_to_keep_has_a_name(self) -> None:
+        error = "error: --keep needs the name of a folder\n"
+        self.assertEqual(self.lab("demo", "--keep", ""), (2, "", error))
+
+    def test_case_whose_name_is_no_text_has_no_story(self) -> None:
+        with self.edited("run_case", self.source(), CASES=(7,)):
+            said = self.lab("demo")
+        self.assertRegex(said.err, "^error: 7: ValueError: no story is told of a case named '7' ")
+
     def test_no_case_at_all_is_an_error(self) -> None:
         with self.edited("run_case", self.source(), CASES=()):
             said = self.lab("demo")
@@ -5163,7 +5202,7 @@ options:
         self.assertLess(said.count("\n"), 75)
 
     def test_copy_of_any_name_and_encoding_is_tested_without_a_fault(self) -> None:
-        name = "jim's 100% \u00fcbung.py"
+        name = os.fsdecode("jim's 100% \u00fcbung.py".encode())
         path = self.copy(name, lambda text: f"{text}# \u00fc\n", encoding="utf-8-sig")
         ascii_console = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
         environment = {**os.environ, **ascii_console, "PYTHONWARNINGS": "error"}
@@ -5209,6 +5248,9 @@ options:
                 signal.raise_signal(number)
                 done.append(True)
             self.assertEqual(done, [True])
+
+    def test_signal_ends_a_run_of_tests_too(self) -> None:
+        self.assertTrue(issubclass(Terminated, KeyboardInterrupt))  # unittest catches all else
 
     def test_signals_are_as_they_were_after_a_run(self) -> None:
         before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
