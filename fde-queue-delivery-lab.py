@@ -3918,6 +3918,7 @@ class ApplyTest(PublishedStoryTest):
             RECEIPT,
             f"{COMMIT}\n    with connect(database) as db:\n{BEGIN}{RECEIPT}",
         ),
+        "connection for the look": (DRAFT, f"    with connect(database) as db:\n{BEGIN}{DRAFT}"),
         "commit() in between": (RECEIPT, f"        db.commit()\n{BEGIN}{RECEIPT}"),
         "no second COMMIT": (COMMIT, "        pass", RECEIPT, f"{COMMIT}\n{BEGIN}{RECEIPT}"),
         "no COMMIT": (COMMIT, "        pass"),
@@ -4039,6 +4040,8 @@ second connection: A gets; A writes 5; A goes on
     FRO...; looks: finds no effect receipt; runs 3: INSERT INTO drafts (tenant, ...; runs 4: COMMIT;
     COMMITS draft 1 and no effect receipt; runs 5: BEGIN IMMEDIATE; pauses before 6: INSERT INTO
     receipt...
+connection for the look: A gets; A writes 2; tick 5; B gets; B writes 3; A goes on
+    2 0 0 in_flight pending: none | waits at 3: BEGIN IMMEDIATE; worker B holds the lock
 no second COMMIT: A gets; A writes 4; A goes on
     1 1 0 in_flight pending: none | runs 5: BEGIN IMMEDIATE; runs 6: INSERT INTO receipts
     (tenant...; returns, and has committed nothing more
@@ -4304,6 +4307,9 @@ A
     step 1, '{}': write {VERBS} or tick 5; workers are A, B and C
 A gets, A writes
     step 1, 'A gets, A writes': steps are divided by ; and not by commas
+A gets what it wants from the queue and then does all of it
+    step 1, 'A gets what it wants fr..8cde22d8..and then does all of it': nothing may come after
+    gets; steps are divided by ; and not by commas
 A gets now
     step 1, 'A gets now': nothing may come after gets; steps are divided by ; and not by commas
 A goes on quickly
@@ -4989,6 +4995,7 @@ moments, and what you wrote down about a real service.
             text = self.report("normal", "reuse-effect", "duplicate-effect")
         edited = "\nThe traces of these cases are edited: reuse-effect, duplicate-effect.\n"
         self.assertIn(edited, text)
+        self.assertNotIn("Predictions", text)
 
     def test_text_of_a_learner_cannot_close_a_fence(self) -> None:
         self.assertEqual(fenced(["a", "````"]), ["`````text", "a", "````", "`````", ""])
