@@ -2593,6 +2593,7 @@ def play(name: str, plot: str, story: Any, folder: str) -> Played:
         if is_of_a_file(error, events):
             place = f"in the folder {folder}"
         message = f"{name}: {text} ({place})"
+        error.__traceback__ = None  # it holds SQLite's cursors: Windows would not delete the file
         return Played(name=name, plot=plot, events=events, conclusion=Conclusion(), error=message)
     finally:
         with suppress(Exception):
