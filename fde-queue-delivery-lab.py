@@ -40,6 +40,7 @@ import shutil
 import signal
 import textwrap
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from errno import EINVAL
@@ -545,6 +546,12 @@ class Event(NamedTuple):
     def detail(self) -> str:
         return "; ".join(line.text for line in self.lines)
 
+    @property
+    def conclusion(self) -> str | None:
+        """The word of it, on the last row of a case that has come to its end."""
+        is_last = self.job.over and self.step == len(self.job.events)
+        return conclude(self.job).word if is_last else None
+
 
 class Job:
     """One message and its workers, on a queue and a database; what their acts come to, row by row.
@@ -566,6 +573,7 @@ class Job:
         self.events: list[Event] = []
         self.left_out: list[Step] = []  # the steps of workers that failed
         self.saved = committed(database)
+        self.over = False  # it came to its end, without an error
         self._known = self._state()
 
     def __enter__(self) -> "Job":
@@ -576,6 +584,7 @@ class Job:
         if kind is None:
             self._check_queue()
             self.check_database()
+            self.over = True
 
     def close(self) -> None:
         """End what is still inside apply()."""
@@ -594,6 +603,7 @@ class Job:
             raise Misstep("the message is sent already, and a case follows one message")
         if not isinstance(order, Order):
             raise TypeError(f"a message carries an Order, not {type(order).__name__}")
+        _require_text(**order._asdict())
         self.message_id = self.queue.send(order, now=self.now)
         self.order = order
         yield self.row("producer", "sends", order)
@@ -720,7 +730,9 @@ class Job:
         """All but the database: what only acts may change."""
         messages = [(list(m.deliveries), m.settled) for m in self.queue.messages.values()]
         names = [worker.name for worker in self.workers.values()]
-        return messages, names == list(self.workers), self.now, self.order, self.message_id
+        delivered = [(w.name, w.delivery) for w in self.workers.values() if w.delivery]
+        whole = names == list(self.workers)
+        return messages, whole, delivered, self.now, self.order, self.message_id
 
 
 UNTOLD = (
@@ -776,7 +788,7 @@ class Look(NamedTuple):
 
     finds: bool  # or else it misses what is there
     what: str
-    draft_id: int = 0  # of the draft, or of the effect receipt's draft, that it found
+    draft_id: int = 0  # of the committed draft, or effect receipt's draft, that it found
     receipt: bool = False  # it found the committed effect receipt of its operation key
 
 
@@ -801,6 +813,7 @@ class Seen(NamedTuple):
     next: str  # the statement before which it pauses or waits, with its number
     holder: str  # the worker whose lock it waits for
     ended: str  # returned, refused, failed or stopped; "" while it is inside
+    wrote: bool  # whether a statement changed anything, committed or not
     error: BaseException | None  # that came out
     at_once: str  # why it did not wait, where SQLite refused it as locked
 
@@ -835,7 +848,7 @@ class Call:
         self.seen: list[Any] = []  # Statement, Look and Commit, in order
         self.next = ""
         self.connections: list[Connection] = []
-        self.cursors: list[Cursor] = []
+        self.cursors: weakref.WeakSet[Cursor] = weakref.WeakSet()  # that apply() still holds
         self.reads = False  # the lab itself, on behalf of this call
         self._work = work
         self._reuse = reuse
@@ -876,6 +889,7 @@ class Call:
             next=self.next,
             holder=self._holder,
             ended=self.ended,
+            wrote=any(connection.wrote for connection in self.connections),
             error=self.error,
             at_once=self._at_once,
         )
@@ -898,9 +912,9 @@ class Call:
         text = " ".join(without_comment(sql).split())
         number = 1 + sum(isinstance(thing, Statement) for thing in self.seen)
         self.next = f"{number}: {text}"
-        self._pause()
-        if any(other.was_open and not other.is_open() for other in self.connections):
+        if any(other.unread for other in self.connections):
             self._notice()  # what was committed by other means than a statement
+        self._pause()
         statement = Statement(
             number=number,
             sql=text,
@@ -920,8 +934,9 @@ class Call:
         connection.note(text, refused=False)
         if is_look(text):
             self._look(connection, sql, values)
-        if not connection.was_open:
+        if connection.unread and not connection.is_open():
             self._notice()
+        connection.unread = False
         return result
 
     def _run_or_wait(self, connection: "Connection", sql: str, run: Callable[[], Any]) -> Any:
@@ -946,7 +961,7 @@ class Call:
 
     def lock(self) -> int:
         """The strongest that its transactions hold."""
-        return max((connection.lock for connection in self.connections), default=NO_LOCK)
+        return max((c.lock for c in self.connections if c.is_open()), default=NO_LOCK)
 
     def is_left_behind(self) -> bool:
         """Whether its thread did not end when it was stopped."""
@@ -982,6 +997,8 @@ class Call:
             if isinstance(error, KeyboardInterrupt) and not self._thread:
                 raise  # meant for the lab, and not an error of apply()
             self.error = error
+            if is_locked(error) and not self._at_once and self._others_lock():
+                self._at_once = "cannot wait: only what goes through execute() can, in this lab"
         finally:
             WATCHED.call = None
             self.next = ""
@@ -1011,15 +1028,19 @@ class Call:
         if any(c.lock for c in self.connections if c is not connection and c.is_open()):
             self._at_once = "cannot wait: the lock is one of its own call"
             return ""
-        others = [worker for worker in self.job.inside() if worker.call is not self]
-        locks = {other.name: other.call.lock() for other in others}
-        if not locks:
+        holder = self._others_lock()
+        if not holder:
             return ""
-        holder = max(locks, key=lambda name: locks[name])
-        if connection.lock and not sql.upper().startswith(("COMMIT", "END")):
+        if connection.lock and not ends_transaction(sql):
             self._at_once = f"cannot wait: it has read or written already, and so has {holder}"
             return ""
         return holder
+
+    def _others_lock(self) -> str:
+        """The other worker inside apply() that holds the strongest lock; "" if there is none."""
+        others = [worker for worker in self.job.inside() if worker.call is not self]
+        locks = {other.name: other.call.lock() for other in others}
+        return max(locks, key=lambda name: locks[name], default="")
 
     def _notice(self) -> None:
         """Read what is committed by now. What is new was committed by this call."""
@@ -1031,6 +1052,8 @@ class Call:
             self.reads = False
         if self.job.saved != before:
             self.seen.append(Commit(before, self.job.saved))
+        for connection in self.connections:
+            connection.was_read()
 
     def _close(self) -> None:
         """Close what the call opened: a cursor that is left holds a lock, even on its own."""
@@ -1038,7 +1061,6 @@ class Call:
         for thing in opened:
             with suppress(sqlite3.Error):
                 thing.close()
-        self.cursors.clear()  # on Python 3.11 one that is kept holds its lock even now
 
 
 NO_LOCK = 0
@@ -1077,21 +1099,23 @@ class Connection(sqlite3.Connection):
     """A connection of a call of apply(). It never waits: the call decides about that."""
 
     call: Call
-    was_open = False  # a transaction, after the last statement
     lock = NO_LOCK  # that its transaction holds
+    wrote = False  # anything, committed or not
+    unread = False  # it may have committed what the call has not looked at yet
 
     def belongs_to(self, call: Call) -> None:
         self.call = call
         call.connections.append(self)
         if call.job.story:
             self.answer("PRAGMA synchronous = OFF")  # nobody needs these files after a crash
+        self.set_trace_callback(self._hear)
 
     def execute(self, sql: str, values: Any = ()) -> Any:
         return self.cursor().execute(sql, values)
 
     def cursor(self, factory: Any = None) -> Any:
         cursor = super().cursor(Cursor)
-        self.call.cursors.append(cursor)
+        self.call.cursors.add(cursor)
         return cursor
 
     def answer(self, sql: str, values: Any = ()) -> list[Any]:
@@ -1109,12 +1133,24 @@ class Connection(sqlite3.Connection):
         return False
 
     def note(self, sql: str, refused: bool) -> None:
-        """Take note of what a statement that ran, or was refused as locked, did to the lock."""
-        self.was_open = self.is_open()
-        if not self.was_open:
+        """Take note of what a statement that ran, or was refused as locked, did."""
+        self.wrote = self.total_changes > 0
+        if not self.is_open():
             self.lock = NO_LOCK
         elif not refused:
             self.lock = max(self.lock, lock_of(sql))
+
+    def was_read(self) -> None:
+        """The call has looked at what is committed."""
+        self.unread = False
+        if not self.is_open():
+            self.lock = NO_LOCK
+
+    def _hear(self, sql: str) -> None:
+        """SQLite runs a statement, by whatever means: execute(), commit(), executescript()."""
+        text = without_comment(sql)
+        if lock_of(text) == WRITE_LOCK and not is_pragma(text):
+            self.unread = True
 
 
 class Cursor(sqlite3.Cursor):
@@ -1126,7 +1162,7 @@ class Cursor(sqlite3.Cursor):
         # Of a connection that apply() keeps from call to call, the call is the one that runs now.
         call = getattr(WATCHED, "call", None) or self.connection.call
         run = functools.partial(super().execute, sql, values)
-        if without_comment(sql).upper().startswith("PRAGMA"):
+        if is_pragma(without_comment(sql)):
             call.refuse_if_stopped()
             result = run()
             self.connection.answer("PRAGMA busy_timeout = 0")
@@ -1139,14 +1175,24 @@ def without_comment(sql: object) -> str:
     return re.sub(r"^(\s|--.*\n|/\*(.|\n)*?\*/)+", "", str(sql))
 
 
+def is_pragma(sql: str) -> bool:
+    return sql.upper().startswith("PRAGMA")
+
+
+def ends_transaction(sql: str) -> bool:
+    return sql.upper().startswith(("COMMIT", "END", "RELEASE"))
+
+
 def reads(sql: str) -> bool:
-    return sql.upper().startswith(("SELECT", "WITH"))
+    writes = r"\b(INSERT|REPLACE|UPDATE|DELETE)\b"  # which a WITH may stand before, too
+    return bool(re.match(rf"SELECT|WITH(?!.*{writes})", sql, re.I | re.S))
 
 
 def lock_of(sql: str) -> int:
     """The lock that a statement takes for its transaction."""
     words = sql.upper()
-    if words.startswith("BEGIN") and "IMMEDIATE" not in words and "EXCLUSIVE" not in words:
+    deferred = "IMMEDIATE" not in words and "EXCLUSIVE" not in words
+    if words.startswith("SAVEPOINT") or (words.startswith("BEGIN") and deferred):
         return NO_LOCK  # until it reads or writes
     return READ_LOCK if reads(sql) else WRITE_LOCK
 
@@ -1174,11 +1220,12 @@ def what_a_look_found(
         if receipt.payload != order.payload:
             what = "effect receipt of other work"
         proof = receipt in before.receipts
-        return Look(finds=True, what=what, draft_id=receipt.draft_id, receipt=proof)
+        number = receipt.draft_id if proof else 0
+        return Look(finds=True, what=what, draft_id=number, receipt=proof)
     draft = next((draft for draft in there.drafts if draft.key() == key), None)
     if not draft:
         return Look(finds=True, what="a draft of another key" if found else "no draft")
-    number = draft.draft_id if found else 0
+    number = draft.draft_id if found and draft in before.drafts else 0
     return Look(finds=found, what=f"draft {draft.draft_id}", draft_id=number)
 
 
@@ -1302,7 +1349,9 @@ def what_came_of(seen: Seen, saved: Committed) -> str:
         return "wait"
     if seen.ended == "refused":
         return "conflict"
-    if seen.ended and not seen.of(Commit) and repeated(seen, saved):
+    refused = any(statement.error for statement in seen.of(Statement))
+    wrote = seen.of(Commit) or (seen.wrote and not refused)  # if only to forget the COMMIT
+    if seen.ended and not wrote and repeated(seen, saved):
         return "reuse"
     return "commit" if any(isinstance(thing, Commit) for thing in seen.now) else "write"
 
@@ -1534,12 +1583,19 @@ def orders_saved_nowhere(events: list[Event]) -> Iterator[str]:
         for write in of(events, "conflict", "reuse"):
             if write.actor != ack.actor or is_saved(write, events[-1].saved.drafts):
                 continue
-            came = "refused" if write.action == "conflict" else "taken for a repeat of other work"
+            came = "refused" if write.action == "conflict" else taken_for(write)
             how = f"acknowledged, then {came}"
             if ack.step > write.step:
                 how = f"{came}, acknowledged all the same"
             what = f"The order of {name_of(write.actor)}, {quoted(write.payload, 40)},"
             yield f"{what} was {how}, and is saved nowhere."
+
+
+def taken_for(write: Event) -> str:
+    """What apply() took an order for that it wrote nothing for."""
+    receipt = write.saved.receipt_of((str(write.tenant), str(write.operation)))
+    same = receipt is not None and receipt.payload == write.payload
+    return "taken for done" if same else "taken for a repeat of other work"
 
 
 def steps_left_out(job: Job) -> Iterator[str]:
@@ -1926,6 +1982,7 @@ class Played(NamedTuple):
     name: str
     plot: str
     events: list[Event]
+    saved: Committed  # in the end
     conclusion: Conclusion
     error: str  # what ended it too early, else ""
 
@@ -1967,7 +2024,7 @@ def name_of(actor: object) -> str:
 def error_text(error: BaseException | None) -> str:
     """An error's type and text, also of one whose text cannot be made."""
     try:
-        return shorten(f"{type(error).__name__}: {plain(error)}", 400)
+        return shorten(": ".join(filter(None, [type(error).__name__, plain(error)])), 400)
     except Exception:
         return f"{type(error).__name__}: (its text cannot be made)"
 
@@ -2021,9 +2078,10 @@ def trace(played: Played) -> list[str]:
 
 def evidence(played: Played) -> list[str]:
     """What is committed, a saved draft or effect receipt a line."""
-    saved = played.events[-1].saved
-    lines = [evidence_line("draft", draft) for draft in saved.drafts]
-    lines += [evidence_line("effect receipt of draft", receipt) for receipt in saved.receipts]
+    lines = [evidence_line("draft", draft) for draft in played.saved.drafts]
+    lines += [
+        evidence_line("effect receipt of draft", receipt) for receipt in played.saved.receipts
+    ]
     return ["committed in the database now:", *(lines or ["  no draft, and no effect receipt"])]
 
 
@@ -2512,7 +2570,7 @@ def fenced(lines: list[str]) -> list[str]:
 # == 15. The demo: play, ask, show, keep ===========================================================
 JSON_FIELDS = (
     *("case", "step", "tick", "actor", "action", "detail", "message"),
-    *("deliveries", "drafts", "receipts", "tenant", "operation", "payload"),
+    *("deliveries", "drafts", "receipts", "tenant", "operation", "payload", "conclusion"),
 )
 NO_FILE = (  # what SQLite says of a file, and not of a statement
     sqlite3.SQLITE_READONLY,
@@ -2584,7 +2642,14 @@ def play(name: str, plot: str, story: Any, folder: str) -> Played:
         job = events[-1].job
         if len(events) < len(job.events):
             raise Misstep(NOT_YIELDED)
-        return Played(name=name, plot=plot, events=events, conclusion=conclude(job), error="")
+        return Played(
+            name=name,
+            plot=plot,
+            events=events,
+            saved=job.saved,
+            conclusion=conclude(job),
+            error="",
+        )
     except (UsageError, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -2594,12 +2659,28 @@ def play(name: str, plot: str, story: Any, folder: str) -> Played:
             place = f"in the folder {folder}"
         message = f"{name}: {text} ({place})"
         error.__traceback__ = None  # it holds SQLite's cursors: Windows would not delete the file
-        return Played(name=name, plot=plot, events=events, conclusion=Conclusion(), error=message)
+        return Played(
+            name=name,
+            plot=plot,
+            events=events,
+            saved=saved_in_the_end(events),
+            conclusion=Conclusion(),
+            error=message,
+        )
     finally:
         with suppress(Exception):
             story.close()
         for event in events[-1:]:
             event.job.close()
+
+
+def saved_in_the_end(events: list[Event]) -> Committed:
+    """What an error left behind: it may have come of a change without a row."""
+    for event in events[-1:]:
+        with suppress(OSError, sqlite3.Error):
+            return committed(event.job.database)
+        return event.saved
+    return Committed(drafts=(), receipts=())
 
 
 NOT_YIELDED = "an act took place and its row was not yielded: write yield from"
@@ -2640,9 +2721,8 @@ def show_json(played: Played) -> None:
 
     for event in played.events:
         fields = {name: getattr(event, name) for name in JSON_FIELDS}
-        fields["conclusion"] = None
-        if event is played.events[-1] and not played.error:
-            fields["conclusion"] = played.conclusion.word
+        if played.error:
+            fields["conclusion"] = None
         say(json.dumps(fields, default=str))
 
 
@@ -2846,7 +2926,7 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
     add("--keep", metavar="DIR", help="keep the databases and a report in DIR, new or empty")
 
 
-NO_CASE = r"^[abc]\b|;|['\"\u2010-\u201f]"  # but a piece of a story, or a dash made long
+NO_CASE = r"^[abc]\b|^tick\b|;|['\"\u2010-\u201f]"  # but a piece of a story, or a dash made long
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -3680,8 +3760,8 @@ class CaseTest(PublishedStoryTest):
     def test_error_of_any_kind_is_one_line(self) -> None:
         errors = {
             "StopIteration('x')": "StopIteration: x",
-            "SystemExit": "SystemExit: ",
-            "GeneratorExit": "GeneratorExit: ",
+            "SystemExit": "SystemExit",
+            "GeneratorExit": "GeneratorExit",
             "BaseException('q')": "BaseException: q",
             "type('Mute', (Exception,), {'__str__': None})": r"Mute: \(its text cannot be made\)",
         }
