@@ -3635,6 +3635,22 @@ class CaseTest(PublishedStoryTest):
         for case, actions in cases.items():
             self.assertEqual(self.actions(self.play(case)), actions)
 
+    def test_last_event_of_a_case_has_its_conclusion(self) -> None:
+        *events, end = list(run_case("normal", self.database))
+        self.assertEqual([event.conclusion for event in events], [None] * len(events))
+        self.assertEqual(end.conclusion, "once")
+
+    def test_evidence_of_a_case_that_an_error_ended_is_what_is_committed(self) -> None:
+        raw = 'apply(database, tenant="a", **{"operation": "b"}, payload="c")'
+        with self.edit("yield from job.tick(LEASE + 2)", raw):
+            played = self.play("reuse-effect")
+        self.assertIn("  draft 2                   'a / b' ", "\n".join(evidence(played)))
+
+    def test_message_carries_an_order_of_texts(self) -> None:
+        with self.edit('Order(TENANT, "J-12:draft:v1", ', 'Order(TENANT, ["a"], '):
+            error = self.play("normal").error
+        self.assertIn("normal: TypeError: operation must be a str, not list (line ", error)
+
     def test_case_without_a_story_is_refused_at_its_first_event(self) -> None:
         why = "no story is told of a case named 'nope'"
         with self.assertRaisesRegex(ValueError, f"^{why}$"):
@@ -3912,6 +3928,9 @@ yield from job.tick(LEASE)
     -> worker_b.name = "worker A"
     -> something changed and no row tells of it
 yield from job.tick(LEASE)
+    -> worker_b.delivery = worker_a.delivery
+    -> something changed and no row tells of it
+yield from job.tick(LEASE)
     -> yield from job.tick(float("nan"))
     -> a tick is a whole number, not nan
 yield from job.tick(LEASE)
@@ -4041,6 +4060,22 @@ class ApplyTest(PublishedStoryTest):
             "for db in KEPT or [sqlite3.connect(database, isolation_level=None)]:\n"
             "        KEPT[:] = [db]",
         ),
+        "looks for its own": (COMMIT, "        db.execute(look, key).fetchone()"),
+        "WITH": (
+            *('"INSERT INTO drafts', '"WITH w(a, b, c) AS (VALUES (?, ?, ?)) INSERT INTO drafts'),
+            *("payload) VALUES (?, ?, ?)", "payload) SELECT a, b, c FROM w"),
+        ),
+        "cursor let go": (BEGIN, f'        db.execute("SELECT name FROM sqlite_master")\n{BEGIN}'),
+        "COMMIT of the safe way": (COMMIT, f"        if reuse:\n    {COMMIT}"),
+        "no draft": (
+            *(BEGIN, f'        db.execute("PRAGMA foreign_keys = OFF")\n{BEGIN}'),
+            *("number = db", "number = 7 or db"),
+        ),
+        "BEGIN and commit()": (*PLAIN_BEGIN, COMMIT, "        db.commit()"),
+        "SAVEPOINT": (
+            *(BEGIN, '        db.execute("SAVEPOINT s")\n'),
+            *(COMMIT, '        db.execute("RELEASE s")'),
+        ),
         "lock of its own": (
             BEGIN,
             f"{BEGIN}        with connect(database) as db:\n    {BEGIN}",
@@ -4101,6 +4136,29 @@ BEGIN: A gets; A writes 2; tick 5; B gets; B writes; A stops; B goes on
     2 1 1 in_flight pending: none | runs 1: BEGIN; runs 2: SELECT payload, draft_id FRO...; runs 3:
     INSERT INTO drafts (tenant, ...; runs 4: INSERT INTO receipts (tenant...; waits at 5: COMMIT;
     worker A holds the lock
+looks for its own: A gets; A writes
+    1 0 0 in_flight pending: none | runs 1: BEGIN IMMEDIATE; runs 2: SELECT payload, draft_id
+    FRO...; looks: finds no effect receipt; runs 3: INSERT INTO drafts (tenant, ...; runs 4: INSERT
+    INTO receipts (tenant...; runs 5: SELECT payload, draft_id FRO...; looks: finds effect receipt
+    of draft 1; returns, and has committed nothing
+WITH: A gets; A writes blind
+    1 1 0 in_flight pending: none | does not look; COMMITS draft 1 and no effect receipt
+cursor let go: A gets; A writes 1; tick 5; B gets; B writes
+    2 1 1 in_flight pending: none | looks: finds no effect receipt; COMMITS draft 1 and its effect
+    receipt
+COMMIT of the safe way: A gets; A writes; tick 5; B gets; B writes blind; B acks
+    2 1 1 settled once: commit of worker A | runs 1: BEGIN IMMEDIATE; runs 2: INSERT INTO drafts
+    (tenant, ...; returns, and has committed nothing
+no draft: A gets; A writes
+    1 0 1 in_flight pending: none | looks: finds no effect receipt; COMMITS the effect receipt of
+    draft 7
+BEGIN and commit(): A gets; A writes 2; tick 5; B gets; B writes
+    2 0 0 in_flight pending: none | looks: finds no effect receipt; FAILS: OperationalError:
+    database is locked; cannot wait: only what goes through execute() can, in this lab; has
+    committed nothing
+SAVEPOINT: A gets; A writes 2 blind; tick 5; B gets; B writes blind
+    2 0 0 in_flight pending: none | runs 1: SAVEPOINT s; waits at 2: INSERT INTO drafts (tena...;
+    worker A holds the lock
 lock of its own: A gets; A writes
     1 0 0 in_flight pending: none | does not look; fails at 2: BEGIN IMMEDIATE; FAILS:
     OperationalError: database is locked; cannot wait: the lock is one of its own call; has
@@ -4112,6 +4170,13 @@ no transaction: A gets; A writes 2; A stops; tick 5; B gets; B writes; B acks
     2 2 1 settled duplicated: commit of worker B | runs 1: SELECT payload, draft_id FRO...;
     looks: finds no effect receipt; runs 2: INSERT INTO drafts (tenant, ...; COMMITS draft 1 and
     no effect receipt; pauses before 3: INSERT INTO receipt...
+commit() in between: A gets; A writes 3
+    1 1 0 in_flight pending: none | runs 1: BEGIN IMMEDIATE; runs 2: SELECT payload, draft_id
+    FRO...; looks: finds no effect receipt; runs 3: INSERT INTO drafts (tenant, ...; COMMITS draft 1
+    and no effect receipt; pauses before 4: BEGIN IMMEDIATE
+commit() in between: A gets; A writes 3; A stops
+    1 1 0 in_flight pending: none | STOPS inside apply(), not acknowledged; before 4: BEGIN
+    IMMEDIATE; committed draft 1 and no effect receipt
 commit() in between: A gets; A writes 4
     1 1 0 in_flight pending: none | runs 1: BEGIN IMMEDIATE; runs 2: SELECT payload, draft_id
     FRO...; looks: finds no effect receipt; runs 3: INSERT INTO drafts (tenant, ...; COMMITS draft 1
@@ -4233,6 +4298,11 @@ changes before a refusal: A gets; A writes; A writes payload=x
             " work. The order of worker A, 'x', was taken for a repeat of other work, acknowledged"
             " all the same, and is saved nowhere.",
         )
+
+    def test_effect_receipt_without_its_draft_lets_work_be_taken_for_done(self) -> None:
+        story = "A gets; A writes; A writes; A acks"
+        sentence = self.play_changed(self.EDITS["no draft"], story).conclusion.sentence
+        self.assertIn(" was taken for done, acknowledged all the same, and is saved", sentence)
 
     def test_change_of_apply_gives_cases_with_true_rows_and_a_conclusion_or_an_error_line(
         self,
@@ -5138,6 +5208,7 @@ demo --story acks --search acks
     name cases, or tell one --story, or --search: one of the three
 demo A gets
 demo A_gets;
+demo tick 5
 demo --story 'A gets'
 demo --story A gets
 demo gets;
