@@ -1134,7 +1134,8 @@ class Connection(sqlite3.Connection):
 
     def note(self, sql: str, refused: bool) -> None:
         """Take note of what a statement that ran, or was refused as locked, did."""
-        self.wrote = self.total_changes > 0
+        with suppress(sqlite3.ProgrammingError):  # it is closed
+            self.wrote = self.total_changes > 0
         if not self.is_open():
             self.lock = NO_LOCK
         elif not refused:
