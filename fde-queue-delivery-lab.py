@@ -1185,8 +1185,9 @@ def ends_transaction(sql: str) -> bool:
 
 
 def reads(sql: str) -> bool:
-    writes = r"\b(INSERT|REPLACE|UPDATE|DELETE)\b"  # which a WITH may stand before, too
-    return bool(re.match(rf"SELECT|WITH(?!.*{writes})", sql, re.I | re.S))
+    """Whether it does no more than that: an INSERT may begin with WITH, too."""
+    change = r"(?is)WITH.*\b(INSERT|REPLACE|UPDATE|DELETE)\b"
+    return sql.upper().startswith(("SELECT", "WITH")) and not re.match(change, sql)
 
 
 def lock_of(sql: str) -> int:
