@@ -3811,11 +3811,15 @@ class CaseTest(PublishedStoryTest):
                 yield from worker.gets()
                 with connect(self.database) as other:
                     other.execute(begin)
+                    if begin == "BEGIN EXCLUSIVE":  # it keeps readers out, too
+                        yield from worker.acks()
                     yield from worker.writes(**LESSON._asdict())
 
         for begin in ("BEGIN EXCLUSIVE", "BEGIN IMMEDIATE"):
-            error = play("x", "", story(begin), "y").error
-            self.assertEqual(error, "x: OperationalError: database is locked (in the folder y)")
+            played = play("x", "", story(begin), "y")
+            error = "x: OperationalError: database is locked (in the folder y)"
+            self.assertEqual(played.error, error)
+            self.assertNotIn("ack", self.actions(played))
 
 
 class EditTest(PublishedStoryTest):
@@ -3889,6 +3893,9 @@ yield from job.tick(LEASE + 2)
     -> something changed and no row tells of it
 yield from job.tick(LEASE + 2)
     -> apply(database, tenant="a", **{"operation": "b"}, payload="c")
+    -> something changed and no row tells of it
+yield from job.tick(LEASE + 2)
+    -> job.queue.send("", now=job.now); yield from job.tick(LEASE + 2)
     -> something changed and no row tells of it
 yield from job.tick(LEASE + 1)
     -> apply(database, tenant="a", **{"operation": "b"}, payload="c")
