@@ -4029,6 +4029,11 @@ class ApplyTest(PublishedStoryTest):
         ),
         "connection for the look": (DRAFT, f"    with connect(database) as db:\n{BEGIN}{DRAFT}"),
         "commit() in between": (RECEIPT, f"        db.commit()\n{BEGIN}{RECEIPT}"),
+        "commit() and BEGIN": (
+            RECEIPT,
+            '        db.commit()\n        db.execute("BEGIN")\n' + RECEIPT,
+        ),
+        "look before BEGIN": (BEGIN, "", DRAFT, '        db.execute("BEGIN")\n' + DRAFT),
         "no second COMMIT": (COMMIT, "        pass", RECEIPT, f"{COMMIT}\n{BEGIN}{RECEIPT}"),
         "no COMMIT": (COMMIT, "        pass"),
         "raise between": RAISE,
@@ -4197,6 +4202,10 @@ second connection: A gets; A writes 5; A goes on
     receipt...
 connection for the look: A gets; A writes 2; tick 5; B gets; B writes 3; A goes on
     2 0 0 in_flight pending: none | waits at 3: BEGIN IMMEDIATE; worker B holds the lock
+commit() and BEGIN: A gets; A writes 4; tick 5; B gets; B writes 2; A goes on
+    2 1 0 in_flight pending: none | waits at 5: INSERT INTO receipts (te...; worker B holds the lock
+look before BEGIN: A gets; A writes 2; tick 5; B gets; B writes 3; A goes on
+    2 0 0 in_flight pending: none | waits at 3: INSERT INTO drafts (tena...; worker B holds the lock
 no second COMMIT: A gets; A writes 4; A goes on
     1 1 0 in_flight pending: none | runs 5: BEGIN IMMEDIATE; runs 6: INSERT INTO receipts
     (tenant...; returns, and has committed nothing more
