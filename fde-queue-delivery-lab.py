@@ -5287,6 +5287,8 @@ demo --search ;
         self.assertEqual(os.path.basename(path), os.path.basename(FILE))
         with chdir(os.path.dirname(FILE)):
             self.assertNotIn(os.path.dirname(FILE), self.lab().err)
+        with self.edited("run_case", self.source(), __file__="\u00fcbung.py"):
+            self.assertIn("\u00fcbung.py", self.lab().err)
 
     def test_help_names_every_option_in_80_columns(self) -> None:
         said = self.lab("demo", "-h")
