@@ -729,10 +729,10 @@ class Job:
     def _state(self) -> object:
         """All but the database: what only acts may change."""
         messages = [(list(m.deliveries), m.settled) for m in self.queue.messages.values()]
-        names = [worker.name for worker in self.workers.values()]
-        delivered = [(w.name, w.delivery) for w in self.workers.values() if w.delivery]
-        whole = names == list(self.workers)
-        return messages, whole, delivered, self.now, self.order, self.message_id
+        workers = self.workers.items()
+        delivered = [(name, worker.delivery) for name, worker in workers if worker.delivery]
+        renamed = [name for name, worker in workers if worker.name != name]
+        return messages, delivered, renamed, self.now, self.order, self.message_id
 
 
 UNTOLD = (
@@ -849,7 +849,7 @@ class Call:
         self.next = ""
         self.connections: list[Connection] = []
         self.cursors: weakref.WeakSet[Cursor] = weakref.WeakSet()  # that apply() still holds
-        self.reads = False  # the lab itself, on behalf of this call
+        self.lab_reads = False  # right now, on behalf of this call
         self._work = work
         self._reuse = reuse
         self._holder = ""
@@ -946,10 +946,13 @@ class Call:
             try:
                 return run()
             except sqlite3.OperationalError as error:
-                if is_locked(error):
-                    self._holder = self._waits_for(connection, sql)
-                if not self._holder:
+                if not is_locked(error):
                     raise
+                holder = self._others_lock()
+                self._at_once = self._why_not_wait(connection, sql, holder)
+                if self._at_once or not holder:
+                    raise
+                self._holder = holder
             self._hand_over()
             self._may_run -= 1
 
@@ -1023,18 +1026,13 @@ class Call:
         self._holder = ""
         self.refuse_if_stopped()
 
-    def _waits_for(self, connection: "Connection", sql: str) -> str:
-        """The worker for whose lock a statement waits, where SQLite itself would wait; else ""."""
+    def _why_not_wait(self, connection: "Connection", sql: str, holder: str) -> str:
+        """Why SQLite would not wait for the lock of the worker `holder`; "" where it would."""
         if any(c.lock for c in self.connections if c is not connection and c.is_open()):
-            self._at_once = "cannot wait: the lock is one of its own call"
-            return ""
-        holder = self._others_lock()
-        if not holder:
-            return ""
-        if connection.lock and not ends_transaction(sql):
-            self._at_once = f"cannot wait: it has read or written already, and so has {holder}"
-            return ""
-        return holder
+            return "cannot wait: the lock is one of its own call"
+        if holder and connection.lock and not ends_transaction(sql):
+            return f"cannot wait: it has read or written already, and so has {holder}"
+        return ""
 
     def _others_lock(self) -> str:
         """The other worker inside apply() that holds the strongest lock; "" if there is none."""
@@ -1045,11 +1043,11 @@ class Call:
     def _notice(self) -> None:
         """Read what is committed by now. What is new was committed by this call."""
         before = self.job.saved
-        self.reads = True
+        self.lab_reads = True
         try:
             self.job.saved = self.job.read()
         finally:
-            self.reads = False
+            self.lab_reads = False
         if self.job.saved != before:
             self.seen.append(Commit(before, self.job.saved))
         for connection in self.connections:
@@ -1077,7 +1075,7 @@ def watched(call: Call) -> Iterator[None]:
 
     def connect_watched(database: Any, *args: Any, **settings: Any) -> Any:
         running = getattr(WATCHED, "call", None)
-        if running is None or running.reads or settings.get("factory") is Connection:
+        if running is None or running.lab_reads or settings.get("factory") is Connection:
             return connect_before(database, *args, **settings)
         running.refuse_if_stopped()
         names = ("timeout", "detect_types", "isolation_level", "check_same_thread")
@@ -2571,8 +2569,20 @@ def fenced(lines: list[str]) -> list[str]:
 
 # == 15. The demo: play, ask, show, keep ===========================================================
 JSON_FIELDS = (
-    *("case", "step", "tick", "actor", "action", "detail", "message"),
-    *("deliveries", "drafts", "receipts", "tenant", "operation", "payload", "conclusion"),
+    "case",
+    "step",
+    "tick",
+    "actor",
+    "action",
+    "detail",
+    "message",
+    "deliveries",
+    "drafts",
+    "receipts",
+    "tenant",
+    "operation",
+    "payload",
+    "conclusion",
 )
 NO_FILE = (  # what SQLite says of a file, and not of a statement
     sqlite3.SQLITE_READONLY,
@@ -2607,11 +2617,15 @@ def demo(options: argparse.Namespace) -> None:
         if quiz.answers:
             say(quiz.score())
         if options.keep:
-            path = os.path.join(folder, "report.md")
-            with open(path, "w", encoding="ascii", newline="\n") as file:
-                file.write(report(all_played, quiz))
+            keep_report(folder, report(all_played, quiz))
             kept = ", ".join(f"{played.name}.sqlite3" for played in all_played)
             say(f"kept in {options.keep}: report.md, and the databases {kept}", err=options.json)
+
+
+def keep_report(folder: str, text: str) -> None:
+    path = os.path.join(folder, "report.md")
+    with open(path, "w", encoding="ascii", newline="\n") as file:
+        file.write(text)
 
 
 def play_in(folder: str, name: str, steps: list[Step]) -> Played:
@@ -2624,20 +2638,13 @@ def play_in(folder: str, name: str, steps: list[Step]) -> Played:
 
 
 def play(name: str, plot: str, story: Any, folder: str) -> Played:
-    """Play a generator of events to its end, or to the error that ends it.
-
-    Each event must be the row of an act, yielded once, in its turn: an edit may yield anything.
-    """
+    """Play a generator of events to its end, or to the error that ends it."""
     events: list[Event] = []
     line = 0
     try:
         for event in story:
             line = story.gi_frame.f_lineno
-            rows = event.job.events[len(events) :] if isinstance(event, Event) else []
-            if event in rows[1:]:
-                raise Misstep(NOT_YIELDED)
-            if event not in rows:
-                raise Misstep("what is yielded is not the row of an act that took place just now")
+            check_row(event, events)
             events.append(event)
         if not events:
             raise Misstep("no row was yielded")
@@ -2676,13 +2683,23 @@ def play(name: str, plot: str, story: Any, folder: str) -> Played:
             event.job.close()
 
 
+def check_row(event: object, before: list[Event]) -> None:
+    """Misstep: it is not the row of the act after those `before`. An edit may yield anything."""
+    rows = event.job.events[len(before) :] if isinstance(event, Event) else []
+    if event in rows[1:]:
+        raise Misstep(NOT_YIELDED)
+    if event not in rows:
+        raise Misstep("what is yielded is not the row of an act that took place just now")
+
+
 def saved_in_the_end(events: list[Event]) -> Committed:
     """What an error left behind: it may have come of a change without a row."""
-    for event in events[-1:]:
-        with suppress(OSError, sqlite3.Error):
-            return committed(event.job.database)
-        return event.saved
-    return Committed(drafts=(), receipts=())
+    if not events:
+        return Committed(drafts=(), receipts=())
+    last = events[-1]
+    with suppress(OSError, sqlite3.Error):
+        return committed(last.job.database)
+    return last.saved
 
 
 NOT_YIELDED = "an act took place and its row was not yielded: write yield from"
@@ -2819,22 +2836,24 @@ def show_search(programs: list[list[Move]]) -> int:
         if story:
             played = play_in(folder, "story", parse_story(story))
             say(*wrapped(what), "", titled(played.name), *account(played), "")
-    total = sum(search.counts.values()) - search.counts[FAILED]
-    say(f"{total} schedules (counts, no odds; another apply() has others), of which end")
-    for word, number in search.counts.items():
-        if not number:
-            continue
-        if word == FAILED:
-            say(f"in {number} of them a worker failed")
-        else:
-            say(f"{number:>6} {word}")
-        if word != "once":
-            say(f'       --story "{search.stories[word]}"')
-    if not search.counts[FAILED]:
-        say("and in none of them a worker failed.")
+    say(*numbers(search))
     if not story:
         say("So it is for one message, one key and its payload.")
     return int(any(search.counts[word] for word in WRONG))
+
+
+def numbers(search: Search) -> Iterator[str]:
+    """How many schedules end with each conclusion, in how many a worker failed; a story of each."""
+    total = sum(search.counts.values()) - search.counts[FAILED]
+    yield f"{total} schedules (counts, no odds; another apply() has others), of which end"
+    for word, number in search.counts.items():
+        if number:
+            failed = f"in {number} of them a worker failed"
+            yield failed if word == FAILED else f"{number:>6} {word}"
+            if word != "once":
+                yield f'       --story "{search.stories[word]}"'
+    if not search.counts[FAILED]:
+        yield "and in none of them a worker failed."
 
 
 def worst(search: Search) -> tuple[str, str]:
@@ -4075,6 +4094,12 @@ class ApplyTest(PublishedStoryTest):
             "        KEPT[:] = [db]",
         ),
         "looks for its own": (COMMIT, "        db.execute(look, key).fetchone()"),
+        "looks for its own, is refused": (
+            COMMIT,
+            "        db.execute(look, key).fetchone()\n"
+            "        with suppress(sqlite3.Error):\n"
+            "            db.execute(proof, (*order, number))",
+        ),
         "WITH": (
             *('"INSERT INTO drafts', '"WITH w(a, b, c) AS (VALUES (?, ?, ?)) INSERT INTO drafts'),
             *("payload) VALUES (?, ?, ?)", "payload) SELECT a, b, c FROM w"),
@@ -4155,6 +4180,11 @@ looks for its own: A gets; A writes
     FRO...; looks: finds no effect receipt; runs 3: INSERT INTO drafts (tenant, ...; runs 4: INSERT
     INTO receipts (tenant...; runs 5: SELECT payload, draft_id FRO...; looks: finds effect receipt
     of draft 1; returns, and has committed nothing
+looks for its own, is refused: A gets; A writes
+    1 0 0 in_flight pending: none | runs 1: BEGIN IMMEDIATE; runs 2: SELECT payload, draft_id
+    FRO...; looks: finds no effect receipt; runs 3: INSERT INTO drafts (tenant, ...; runs 4: INSERT
+    INTO receipts (tenant...; runs 5: SELECT payload, draft_id FRO...; looks: finds effect receipt
+    of draft 1; fails at 6: INSERT INTO receipts (te...; returns, and has committed nothing
 WITH: A gets; A writes blind
     1 1 0 in_flight pending: none | does not look; COMMITS draft 1 and no effect receipt
 cursor let go: A gets; A writes 1; tick 5; B gets; B writes
@@ -5428,7 +5458,13 @@ options:
             self.assertEqual(done, [True])
 
     def test_signal_ends_a_run_of_tests_too(self) -> None:
-        self.assertTrue(issubclass(Terminated, KeyboardInterrupt))  # unittest catches all else
+        from unittest import TestResult
+
+        class Ended(TestCase):
+            def runTest(self) -> None:
+                raise Terminated(15)
+
+        self.assertRaises(Terminated, Ended().run, TestResult())
 
     def test_signals_are_as_they_were_after_a_run(self) -> None:
         before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
